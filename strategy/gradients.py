@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mpidist import Work, errors
 from strategy.array_like import IndexedSlices
 from strategy.client.connection import Change, Connection, converted, global_norm
-from strategy.client.sync_modes import Pace
+from strategy.client.sync_modes import SyncMode
 from strategy.described import described
 from strategy.optimizers import Applied, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
@@ -264,10 +264,14 @@ class Compressor:
                 before = np.zeros_like(total)
             total += before
             count = min(max(1, round(self._how.share * total.size)), total.size)
-            places = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
-            places.sort()
-            change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
-            total[places] = 0
+            element_ids = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
+            element_ids.sort()
+            change.data, change.element_ids, change.scale = (
+                total[element_ids],
+                element_ids.astype(np.int64),
+                1.0,
+            )
+            total[element_ids] = 0
             residuals.before[name], residuals.after[name] = before, total
             self._behind[name] = total
 
@@ -293,7 +297,7 @@ class GradientPusher:
         global_step: The variable that each push advances by one.
         nan: The policy for gradients with NaN or infinite elements.
         compressor: The gradient compression.
-        pace: The synchronization mode, which decides when a push waits for other workers.
+        sync_mode: The synchronization mode, which decides when a push waits for other workers.
         before_first: Called before the first push.
     """
 
@@ -303,7 +307,7 @@ class GradientPusher:
         global_step: Variable,
         nan: NanPolicy,
         compressor: Compressor,
-        pace: Pace,
+        sync_mode: SyncMode,
         before_first: Callable[[], None],
     ) -> None:
         self._strategy = strategy
@@ -311,7 +315,7 @@ class GradientPusher:
         self._global_step = global_step
         self._nan = nan
         self._compressor = compressor
-        self._pace = pace
+        self._sync_mode = sync_mode
 
     def push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
         """Push gradients. In a step of several replicas, push the means of their gradients.
@@ -370,13 +374,13 @@ class GradientPusher:
         divided = [gradient_changes(rule_of, sent_rate, grad, var) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if not self._nan.allows(changes):
-            return self._pace.pass_over().then(lambda _: Applied((), (), contributed=False))
+            return self._sync_mode.pass_over().then(lambda _: Applied((), (), contributed=False))
         _clip(optimizer, divided)
         counts = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         residuals = self._compressor.apply(changes)
         try:
             changes.append(Change(self._global_step.remotes[0], pb.ADD, ONE))
-            work = self._pace.push(changes, lambda: describe_step(optimizer, rate, pairs))
+            work = self._sync_mode.push(changes, lambda: describe_step(optimizer, rate, pairs))
         except BaseException:
             self._compressor.undo(residuals)
             raise

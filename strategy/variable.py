@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpidist import host_view
 from strategy.array_like import ArrayLike, IndexedSlices, in_dtype, on_host, read, row_numbers
 from strategy.client.connection import Change, check_change, push_all
-from strategy.client.pull import Remote, pull, pull_all, pull_into
+from strategy.client.pull import RemoteVariable, pull, pull_all, pull_into
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.layout import HALVES, Layout
 from strategy.protocol.partition import Part, Rows
@@ -184,7 +184,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         strategy: ParameterServerStrategy,
         name: str,
         layout: Layout,
-        remotes: Sequence[Remote],
+        remotes: Sequence[RemoteVariable],
         use: Use,
     ) -> None:
         self.strategy = strategy
@@ -378,7 +378,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     # Overridden by ShardedVariable
 
-    def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
+    def places_in(self, out: Array) -> list[tuple[RemoteVariable, Array]]:
         """Return each remote with the part of an array into which to pull it."""
         return [(self.remotes[0], out)]
 
@@ -497,7 +497,7 @@ class ShardedVariable(Variable):
         """Return the versions of the parts as a tuple."""
         return tuple(versions)
 
-    def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
+    def places_in(self, out: Array) -> list[tuple[RemoteVariable, Array]]:
         """Return the view of an array into which to pull each part. Columns are not contiguous."""
         return [(r, part.of(out)) for part, r in zip(self.parts, self.remotes, strict=True)]
 

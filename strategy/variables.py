@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import errors
 from strategy.client.connection import Change, Connection, push_all
-from strategy.client.pull import Remote
+from strategy.client.pull import RemoteVariable
 from strategy.initializers import InitialValue
 from strategy.placement import Placement
 from strategy.proto import parameter_server_pb2 as pb
@@ -96,7 +96,7 @@ class Variables:
         self._placement = placement
         self._partitioner = partitioner
         self.by_name: dict[str, Variable] = {}
-        self.remotes: dict[str, Remote] = {}
+        self.remotes: dict[str, RemoteVariable] = {}
         self._reserved: set[str] = set()  # names of variables that are being created
         self._reserving = threading.Lock()
 
@@ -171,7 +171,7 @@ class Variables:
 
     def _create_parts(
         self, name: str, layout: Layout, parts: Sequence[Part], initializer: Any
-    ) -> tuple[list[Part], dict[str, Remote]]:
+    ) -> tuple[list[Part], dict[str, RemoteVariable]]:
         """Create all parts of a variable. Return the parts in force, and each part by name."""
         value = InitialValue(initializer, layout.shape, layout.dtype, name)
         definition, connections = self._define(name, layout, parts)
@@ -179,7 +179,7 @@ class Variables:
         names = _names(name, parts)
         for one in names if len(names) > 1 else ():
             self._check_free(one)
-        remotes: dict[str, Remote] = {}
+        remotes: dict[str, RemoteVariable] = {}
         for one, part, connection in zip(names, parts, connections, strict=True):
             own = _layout(layout, parts, part)
             try:
@@ -224,7 +224,7 @@ class Variables:
             )
         return definition, [known[part.server] for part in definition.parts]
 
-    def _initialize(self, remote: Remote, part: Part, value: InitialValue) -> None:
+    def _initialize(self, remote: RemoteVariable, part: Part, value: InitialValue) -> None:
         """Push the initial value of a part, for which other workers wait."""
         try:
             first = value.part(part).reshape(remote.layout.shape)

@@ -25,7 +25,7 @@ from mpidist import errors
 from strategy.protocol.cluster import Host
 
 if TYPE_CHECKING:
-    from strategy.server.shard import OwnedShard
+    from strategy.server.shard import Shard
 
 
 class CheckpointLock:
@@ -86,7 +86,7 @@ _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
 _ABANDONED_S = 3600.0
 
 
-def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
+def write_shards(path: str, shards: Iterable[Shard]) -> None:
     """Write the variables and slots of one server to a file.
 
     Args:

@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
-from strategy.client.pull import Pulls, Remote
+from strategy.client.pull import Pulls, RemoteVariable
 from strategy.client.snapshots import Snapshots
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import check_range
 from strategy.protocol.cluster import Host
-from strategy.protocol.layout import Layout, OneSidedShard, SharedShard
+from strategy.protocol.layout import Layout, RmaShardView, ShardView
 from strategy.protocol.partition import Origin
 from strategy.protocol.push_message import (
+    ELEMENTS,
     INCREMENT,
     ONE,
-    PLACES,
     ROWS,
     WHOLE,
     Entry,
@@ -75,7 +75,7 @@ class Reach:
                 "read its memory; use 'auto'"
             )
 
-    def shard(self, layout: Layout, reply: pb.CreateReply) -> SharedShard | OneSidedShard | None:
+    def shard(self, layout: Layout, reply: pb.CreateReply) -> ShardView | RmaShardView | None:
         """Return a new variable's shard; None if the worker must read the variable by messages.
 
         Raises:
@@ -86,10 +86,10 @@ class Reach:
             return None
         memory = self._memory.map(self._index, reply.segment)
         if memory is not None:
-            return SharedShard(memory, layout, *offsets, self._memory.sync)
+            return ShardView(memory, layout, *offsets, self._memory.sync)
         if self.one_sided:
             addresses = [reply.address + offset for offset in offsets]
-            return OneSidedShard(self._memory, self._index, layout, *addresses)
+            return RmaShardView(self._memory, self._index, layout, *addresses)
         if self._transport == "shared":
             raise errors.FailedPreconditionError(
                 f"{self._task} cannot map the memory of ps {self._index} (a warning gives the "
@@ -110,21 +110,20 @@ class Change:
         rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
         data: The values, with any strides, in the shape of the variable, rows or elements. They are
             converted when they are sent.
-        scale: A factor for the values.
-        ids: Unique row numbers of ``data``, int64; None for the whole variable.
-        wire: The dtype in which the values are sent; None for the dtype of the variable.
-        places: Indices of the elements of ``data`` in the flattened variable, ascending, int64. The
-            other elements are 0. None if ``data`` has all elements.
+        scale: A factor for the values. ids: Unique row numbers of ``data``, int64; None for the
+            whole variable. wire: The dtype in which the values are sent; None for the dtype of the
+            variable. element_ids: Indices of the elements of ``data`` in the flattened variable,
+            ascending, int64. The other elements are 0. None if ``data`` has all elements.
         rate: The learning rate. 0 if the rule is not an optimizer, or if it has a schedule.
     """
 
-    remote: Remote
+    remote: RemoteVariable
     rule: int
     data: Array
     scale: float = 1.0
     ids: Array | None = None
     wire: np.dtype[Any] | None = None
-    places: Array | None = None
+    element_ids: Array | None = None
     rate: float = 0.0
 
     @property
@@ -135,7 +134,7 @@ class Change:
     @property
     def is_whole(self) -> bool:
         """True if ``data`` has all elements of the variable."""
-        return self.ids is None and self.places is None
+        return self.ids is None and self.element_ids is None
 
 
 def check_change(
@@ -417,7 +416,7 @@ class Connection:
         """Tell the directory that this strategy could not create any part of a variable."""
         self.call("Undefine", pb.Definition(name=name, connection=self.number))
 
-    def create(self, name: str, layout: Layout, origin: Origin) -> tuple[Remote, bool]:
+    def create(self, name: str, layout: Layout, origin: Origin) -> tuple[RemoteVariable, bool]:
         """Create a variable, or find the variable if another worker has created it.
 
         Args:
@@ -452,7 +451,9 @@ class Connection:
                 self.abandon(reply.variable)
             raise
         gpu = reply.gpu if reply.HasField("gpu") else None
-        remote = Remote(name, origin, layout, self, reply.variable, shared, gpu, reply.version)
+        remote = RemoteVariable(
+            name, origin, layout, self, reply.variable, shared, gpu, reply.version
+        )
         return remote, reply.must_initialize
 
     def abandon(self, variable: int) -> None:
@@ -672,7 +673,7 @@ class Connection:
     def _applied(
         self,
         reply: Reply,
-        remotes: Sequence[Remote],
+        remotes: Sequence[RemoteVariable],
         gradients: Sequence[bool],
     ) -> list[tuple[int, int]]:
         """Record the reply to a push. Return the version and the staleness of each change."""
@@ -700,8 +701,8 @@ def _entry_of(change: Change) -> Entry:
     kind = WHOLE
     if change.ids is not None:
         kind = ROWS
-    elif change.places is not None:
-        kind = PLACES
+    elif change.element_ids is not None:
+        kind = ELEMENTS
     elif change.data is ONE:
         kind = INCREMENT
     remote = change.remote

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpidist import Reply, Work
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.protocol.layout import Layout, OneSidedShard, SharedShard
+from strategy.protocol.layout import Layout, RmaShardView, ShardView
 from strategy.protocol.partition import Origin
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Pulls:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def start(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
+    def start(self, remote: RemoteVariable, out: Array, ids: Array | None = None) -> Work:
         """Request a consistent copy of a variable or of some rows.
 
         Args:
@@ -63,7 +63,7 @@ class Pulls:
         work = self._connection.start("Read", asked, buffers, into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
-    def start_many(self, wanted: Sequence[tuple[Remote, Array]]) -> Work:
+    def start_many(self, wanted: Sequence[tuple[RemoteVariable, Array]]) -> Work:
         """Request consistent copies of several small variables in one message.
 
         Args:
@@ -85,7 +85,7 @@ class Pulls:
 
         return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
 
-    def in_pieces(self, remote: Remote, out: Array) -> int:
+    def in_pieces(self, remote: RemoteVariable, out: Array) -> int:
         """Pull a consistent copy of a large variable.
 
         The variable is pulled in pieces, so that the server needs no whole copy for each reader. If
@@ -106,7 +106,7 @@ class Pulls:
         whole: int = self.start(remote, out).result()
         return whole
 
-    def _read_pieces(self, remote: Remote, flat: Array) -> int | None:
+    def _read_pieces(self, remote: RemoteVariable, flat: Array) -> int | None:
         """Pull all pieces. Return their version, or None if a push came between two pieces."""
         step = max(_PIECE_BYTES // flat.itemsize, 1)
         versions: set[int] = set()
@@ -138,7 +138,7 @@ _PULL_TRIES = 3
 
 
 @dataclass(slots=True)
-class Remote:
+class RemoteVariable:
     """A worker's handle of a variable, or of a part of a partitioned variable.
 
     Attributes:
@@ -160,13 +160,15 @@ class Remote:
     layout: Layout
     connection: Connection
     number: int
-    shared: SharedShard | OneSidedShard | None
+    shared: ShardView | RmaShardView | None
     gpu: int | None = None
     seen: int = 0
     known: int = 0
 
 
-def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bool = True) -> None:
+def pull(
+    remote: RemoteVariable, out: Array, ids: Array | None = None, *, consistent: bool = True
+) -> None:
     """Copy a variable after all earlier pushes over its connection have been applied.
 
     Args:
@@ -187,7 +189,9 @@ def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bo
             remote.seen = remote.known = version
 
 
-def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
+def pull_all(
+    pulls: Sequence[tuple[RemoteVariable, Array, Array | None]], consistent: bool = True
+) -> None:
     """Pull several variables at once; see :func:`pull`.
 
     Pulls by message are in flight together, and the small variables of a server share one message.
@@ -205,7 +209,7 @@ def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bo
             _ask_for(left)
 
 
-def pull_into(places: Sequence[tuple[Remote, Array]], consistent: bool = True) -> None:
+def pull_into(places: Sequence[tuple[RemoteVariable, Array]], consistent: bool = True) -> None:
     """Pull several variables at once into arrays of any strides; see :func:`pull_all`.
 
     Args:
@@ -222,10 +226,10 @@ def pull_into(places: Sequence[tuple[Remote, Array]], consistent: bool = True) -
             view[...] = target
 
 
-def _ask_for(pulls: Sequence[tuple[Remote, Array, Array | None]]) -> None:
-    small: dict[Connection, list[tuple[Remote, Array]]] = {}
-    large: list[tuple[Remote, Array]] = []
-    asked: list[tuple[Remote, Work]] = []
+def _ask_for(pulls: Sequence[tuple[RemoteVariable, Array, Array | None]]) -> None:
+    small: dict[Connection, list[tuple[RemoteVariable, Array]]] = {}
+    large: list[tuple[RemoteVariable, Array]] = []
+    asked: list[tuple[RemoteVariable, Work]] = []
     for remote, out, ids in pulls:
         connection = remote.connection
         if is_large(out, ids):
@@ -244,7 +248,7 @@ def _ask_for(pulls: Sequence[tuple[Remote, Array, Array | None]]) -> None:
             remote.seen = remote.known = version
 
 
-def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:
+def _copied(remote: RemoteVariable, out: Array, ids: Array | None, consistent: bool) -> bool:
     """Copy a variable without messages, if possible. Return whether it was copied."""
     remote.connection.settle()
     shared = remote.shared

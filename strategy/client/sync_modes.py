@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MODES = ("async", "sync", "ssp")
 
 
-class Pace(ABC):
+class SyncMode(ABC):
     """Base class of the synchronization modes.
 
     Args:
@@ -100,11 +100,11 @@ class Pace(ABC):
                 )
 
 
-class Asynchronous(Pace):
+class Asynchronous(SyncMode):
     """The mode ``"async"``: workers do not wait for each other."""
 
     def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
-        """See :meth:`Pace.push`."""
+        """See :meth:`SyncMode.push`."""
         return push_all(changes)
 
     def pass_over(self) -> Work:
@@ -115,14 +115,14 @@ class Asynchronous(Pace):
         """Do nothing: no worker waits for another."""
 
 
-class Synchronous(Pace):
+class Synchronous(SyncMode):
     """The mode ``"sync"``: a step averages the gradients of all workers, or of the first N."""
 
     # The pending Enter call, if this worker was interrupted while it waited.
     _entering: Work | None = None
 
     def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
-        """See :meth:`Pace.push`."""
+        """See :meth:`SyncMode.push`."""
         with self._turn:
             self._check_here()
             for connection in self._connections:
@@ -139,7 +139,7 @@ class Synchronous(Pace):
             return work
 
     def pass_over(self) -> Work:
-        """See :meth:`Pace.pass_over`."""
+        """See :meth:`SyncMode.pass_over`."""
         with self._turn:
             self._check_here()
             decision = self._enter(None)
@@ -183,11 +183,11 @@ class Synchronous(Pace):
             work.wait()
 
 
-class StaleSynchronous(Pace):
+class StaleSynchronous(SyncMode):
     """The mode ``"ssp"``: a worker is at most ``staleness`` steps ahead of the slowest."""
 
     def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
-        """See :meth:`Pace.push`."""
+        """See :meth:`SyncMode.push`."""
         with self._turn:
             self._check_here()
             work = push_all(changes)
@@ -196,7 +196,7 @@ class StaleSynchronous(Pace):
             return work
 
     def pass_over(self) -> Work:
-        """See :meth:`Pace.pass_over`."""
+        """See :meth:`SyncMode.pass_over`."""
         with self._turn:
             self._check_here()
             self._tick()
@@ -213,7 +213,7 @@ def _nothing() -> Work:
     return work
 
 
-_PACES: dict[str, type[Pace]] = {
+_MODES: dict[str, type[SyncMode]] = {
     "async": Asynchronous,
     "sync": Synchronous,
     "ssp": StaleSynchronous,
@@ -263,6 +263,6 @@ def checked_mode(
     )
 
 
-def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:
+def sync_mode_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> SyncMode:
     """Return the synchronization of a worker in a mode."""
-    return _PACES[mode.name](connections, worker)
+    return _MODES[mode.name](connections, worker)

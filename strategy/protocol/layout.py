@@ -68,7 +68,7 @@ class Layout:
         self.is_floating = self.dtype in FLOATING
 
 
-class SharedShard:
+class ShardView:
     """A shard in mapped memory of its server.
 
     Args:
@@ -147,7 +147,7 @@ class SharedShard:
                 backoff.pause()
 
 
-class OneSidedShard:
+class RmaShardView:
     """A shard that a worker reads by MPI's Get.
 
     Args:
@@ -167,7 +167,7 @@ class OneSidedShard:
         self._addresses = versions, data
 
     def try_read(self, out: Array, ids: Array | None = None) -> int | None:
-        """See :meth:`strategy.protocol.layout.SharedShard.try_read`; always None for rows."""
+        """See :meth:`strategy.protocol.layout.ShardView.try_read`; always None for rows."""
         if ids is not None:
             return None
         before = self._versions(0, self.layout.blocks)
@@ -178,7 +178,7 @@ class OneSidedShard:
         return int(before[0]) >> 1 if unchanged else None
 
     def read_blocks(self, out: Array) -> None:
-        """See :meth:`strategy.protocol.layout.SharedShard.read_blocks`."""
+        """See :meth:`strategy.protocol.layout.ShardView.read_blocks`."""
         step = BLOCK_BYTES // self.layout.dtype.itemsize
         flat = out.reshape(-1)
         for block in range(self.layout.blocks):

@@ -46,7 +46,7 @@ def arrays_of(changes: Sequence[Change]) -> list[Array]:
     for change in changes:
         if change.data is ONE:
             continue
-        arrays += [numbers for numbers in (change.ids, change.places) if numbers is not None]
+        arrays += [numbers for numbers in (change.ids, change.element_ids) if numbers is not None]
         dtype = change.travels_in
         if change.data.size * dtype.itemsize >= JOINED_BYTES:
             values = _joined([change])
@@ -181,7 +181,7 @@ def _checked(values: Array, size: int) -> Array:
 _HEADER = struct.Struct("<IIQQIII")
 _ENTRY = struct.Struct("<IIQdBB")
 
-WHOLE, ROWS, PLACES, INCREMENT = 0, 1, 2, 3
+WHOLE, ROWS, ELEMENTS, INCREMENT = 0, 1, 2, 3
 """Kinds of changes: the whole variable, some rows, or some elements."""
 
 _WIRES = {dtype: number for number, dtype in enumerate(DTYPES, 1)}
@@ -296,11 +296,11 @@ def in_blocks(slices: Sequence[Array], dtype: np.dtype[Any]) -> Blocks:
             yield block
 
 
-def scattered(places: Array, values: Array, size: int) -> Blocks:
+def scattered(element_ids: Array, values: Array, size: int) -> Blocks:
     """Yield an array of zeros with some elements set, block by block.
 
     Args:
-        places: Indices of the elements, ascending.
+        element_ids: Indices of the elements, ascending.
         values: The elements.
         size: Size of the array.
 
@@ -310,7 +310,7 @@ def scattered(places: Array, values: Array, size: int) -> Blocks:
     memory = np.empty(BLOCK_BYTES // values.itemsize, values.dtype)
     for start in range(0, max(size, 1), memory.size):
         block = memory[: min(memory.size, size - start)]
-        first, last = np.searchsorted(places, (start, start + block.size))
+        first, last = np.searchsorted(element_ids, (start, start + block.size))
         block[...] = 0
-        block[places[first:last] - start] = values[first:last]
+        block[element_ids[first:last] - start] = values[first:last]
         yield block

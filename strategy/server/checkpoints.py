@@ -15,8 +15,8 @@ from mpidist import LATER, Reply, Request, TaskMetrics, errors
 from strategy.checkpoints import checkpoint
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.push_message import typed
-from strategy.server.catalogue import Catalogue
 from strategy.server.pushes import Pushes
+from strategy.server.variable_store import VariableStore
 
 T = TypeVar("T")
 
@@ -123,14 +123,14 @@ class ServedCheckpoints:
     part. The chief performs restores: it sends the arrays of each variable.
 
     Args:
-        catalogue: The variables and connections of the server.
+        store: The variables and connections of the server.
         pushes: The pushes, which a save holds.
         metrics: The metrics of the server.
     """
 
-    def __init__(self, catalogue: Catalogue, pushes: Pushes, metrics: TaskMetrics) -> None:
-        self._variables = catalogue.variables
-        self._connections = catalogue.connections
+    def __init__(self, store: VariableStore, pushes: Pushes, metrics: TaskMetrics) -> None:
+        self._variables = store.variables
+        self._connections = store.connections
         self._pushes = pushes
         self._metrics = metrics
         self._restores: dict[str, Restores[Request]] = {}  # by the name of the strategy

@@ -16,7 +16,7 @@ from strategy.protocol.push_message import in_blocks
 from strategy.protocol.rows import grouped
 from strategy.rules import Array, Kind, Rule, Update
 from strategy.server.gpu import LANES, Gpu, convert_text, merge_text, rows_text
-from strategy.server.shard import End, OwnedShard
+from strategy.server.shard import End, Shard
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,11 @@ _Begin = Callable[[Any, int, Array, Any], None]
 element, the gradient on the host, and a pointer to the gradient on the GPU."""
 
 
-class GpuShard(OwnedShard):
+class GpuShard(Shard):
     """A shard on a GPU.
 
     Args:
-        given: The arguments of :class:`OwnedShard`.
+        given: The arguments of :class:`Shard`.
         gpu: The GPU.
         values: Array on the GPU for the values; see :meth:`Gpu.array`.
         pinned: Handle that unpins the host copy; None if the host copy is not pinned.
@@ -226,7 +226,7 @@ class GpuShard(OwnedShard):
     def apply(
         self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
     ) -> None:
-        """Update the whole variable once; see :meth:`OwnedShard.apply`.
+        """Update the whole variable once; see :meth:`Shard.apply`.
 
         Raises:
             InternalError: CUDA failed.
@@ -235,7 +235,7 @@ class GpuShard(OwnedShard):
             super().apply(name, rule, numbers, blocks)
 
     def slots_on_host(self) -> Mapping[str, Array]:
-        """Return host copies of the slots; see :meth:`OwnedShard.slots_on_host`.
+        """Return host copies of the slots; see :meth:`Shard.slots_on_host`.
 
         Raises:
             InternalError: CUDA failed.
@@ -251,7 +251,7 @@ class GpuShard(OwnedShard):
         return found
 
     def restore_slot(self, key: str, slices: Sequence[Array]) -> None:
-        """See :meth:`OwnedShard.restore_slot`."""
+        """See :meth:`Shard.restore_slot`."""
         dtype = slices[0].dtype
         with self._gpu.told():
             if key not in self.slots:
@@ -385,7 +385,7 @@ class GpuShard(OwnedShard):
         numbers: Sequence[float],
         each: Sequence[tuple[Array, Array]],
     ) -> None:
-        """Update rows by a mean; see :meth:`OwnedShard.apply_mean_of_rows`.
+        """Update rows by a mean; see :meth:`Shard.apply_mean_of_rows`.
 
         For optimizers, the GPU adds up the gradients.
         """

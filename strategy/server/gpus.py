@@ -11,9 +11,9 @@ from strategy.protocol.layout import Layout
 from strategy.server.memory import Place, on_whole_pages, paged_bytes
 
 if TYPE_CHECKING:
-    from strategy.server.catalogue import ServedConnection
     from strategy.server.gpu import Gpu
     from strategy.server.gpu_shard import GpuShard
+    from strategy.server.variable_store import ServedConnection
 
 
 # Host copies of at least this size are pinned in place.
@@ -99,7 +99,7 @@ class Gpus:
 
         Args:
             number: Index of the GPU.
-            given: The arguments of :class:`OwnedShard`.
+            given: The arguments of :class:`Shard`.
             values: See :meth:`values_for`.
         """
         from mpidist.gpu import pin

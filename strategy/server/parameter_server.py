@@ -21,11 +21,11 @@ from mpidist import (
 from mpidist.ps_memory import PsMemory
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.cluster import Host
-from strategy.server.catalogue import Catalogue
 from strategy.server.checkpoints import ServedCheckpoints
 from strategy.server.pushes import Pushes
 from strategy.server.rules import Rules
-from strategy.server.timekeeper import Timekeeper
+from strategy.server.sync_coordinator import SyncCoordinator
+from strategy.server.variable_store import VariableStore
 
 
 class Directory:
@@ -77,12 +77,12 @@ class Reads:
     """Handlers of pulls. They run between two pushes, so every reply has a single version.
 
     Args:
-        catalogue: The variables of the server.
+        store: The variables of the server.
         metrics: The metrics of the server.
     """
 
-    def __init__(self, catalogue: Catalogue, metrics: TaskMetrics) -> None:
-        self._variables = catalogue.variables
+    def __init__(self, store: VariableStore, metrics: TaskMetrics) -> None:
+        self._variables = store.variables
         self._metrics = metrics
 
     def read(self, request: Request) -> Reply:
@@ -125,15 +125,15 @@ class ParameterServer:
 
     def __init__(self, host: Host) -> None:
         index = host.own_index("ps")
-        self._catalogue = Catalogue(host, index)
+        self._store = VariableStore(host, index)
         self._directory = Directory()
         name = f"ps {index}"
         self._rules = Rules(name)
         self._metrics = task_metrics("ps", index)
-        self._timekeeper = Timekeeper(self._catalogue, host)
-        self._pushes = Pushes(name, self._catalogue, self._rules, self._metrics, self._forget)
-        self._reads = Reads(self._catalogue, self._metrics)
-        self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics)
+        self._coordinator = SyncCoordinator(self._store, host)
+        self._pushes = Pushes(name, self._store, self._rules, self._metrics, self._forget)
+        self._reads = Reads(self._store, self._metrics)
+        self._checkpoints = ServedCheckpoints(self._store, self._pushes, self._metrics)
         self._endpoint = host.endpoint
         self._endpoint.register(
             "ps",
@@ -142,8 +142,8 @@ class ParameterServer:
                 "Detach": self._pushes.detach,
                 "Define": self._directory.define,
                 "Undefine": self._directory.undefine,
-                "CreateVariable": self._catalogue.create,
-                "Abandon": self._catalogue.abandon,
+                "CreateVariable": self._store.create,
+                "Abandon": self._store.abandon,
                 "Configure": self._rules.configure,
                 "PushSlice": self._pushes.take_slice,
                 "Push": self._pushes.push,
@@ -151,10 +151,10 @@ class ParameterServer:
                 "Release": self._pushes.release,
                 "Await": self._pushes.wait,
                 "Fail": self._pushes.fail,
-                "Enter": self._timekeeper.enter,
-                "Clock": self._timekeeper.clock,
-                "Missing": self._timekeeper.missing,
-                "Leave": self._timekeeper.leave,
+                "Enter": self._coordinator.enter,
+                "Clock": self._coordinator.clock,
+                "Missing": self._coordinator.missing,
+                "Leave": self._coordinator.leave,
                 "Read": self._reads.read,
                 "ReadMany": self._reads.read_many,
                 "Save": self._checkpoints.save,
@@ -170,21 +170,21 @@ class ParameterServer:
     def close(self) -> None:
         """Stop serving."""
         self._endpoint.unregister("ps")
-        self._catalogue.close()
+        self._store.close()
         self._checkpoints.close()
 
     def _attach(self, request: Request) -> Reply:
         """Open the connection of a worker's strategy."""
         asked = pb.AttachRequest.FromString(request.body)
-        number = self._catalogue.attach(asked)
-        step = self._timekeeper.join(number)
+        number = self._store.attach(asked)
+        step = self._coordinator.join(number)
         restores = self._checkpoints.restores_of(asked.strategy).count(asked.worker)
         reply = pb.AttachReply(connection=number, step=step, restores=restores)
         return Reply(reply.SerializeToString())
 
     def _forget(self, number: int, strategy: str) -> None:
-        """Forget a connection that was closed. It is no longer in the catalogue."""
-        self._timekeeper.forget(number)
+        """Forget a connection that was closed. It is no longer in the store."""
+        self._coordinator.forget(number)
         self._checkpoints.forget_strategy(strategy)
 
 

@@ -15,8 +15,8 @@ from mpidist import LATER, Reply, Request, TaskMetrics, errors
 from strategy.checkpoints.cut import Cut, Key
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.push_message import (
+    ELEMENTS,
     INCREMENT,
-    PLACES,
     ROWS,
     WHOLE,
     ArrayReader,
@@ -29,9 +29,9 @@ from strategy.protocol.push_message import (
     wire_dtype,
 )
 from strategy.rules import FoundRule, Kind
-from strategy.server.catalogue import Catalogue, ServedConnection, ServedVariable, Training
 from strategy.server.rules import Rules
 from strategy.server.shard import Scratch, joined, mean_of_blocks
+from strategy.server.variable_store import ServedConnection, Training, VariableEntry, VariableStore
 
 Array = NDArray[Any]
 
@@ -47,20 +47,20 @@ class ReceivedChange:
         seen: Versions from which the change was computed, one for each variable.
         values: The values, flat, in the dtype in which they were sent. Large values have several
             slices.
-        ids: Unique row numbers, int64; None unless the change is of rows.
-        places: Element indices, ascending, int64; None unless the change is of single elements.
+        ids: Unique row numbers, int64; None unless the change is of rows. element_ids: Indices of
+            single elements, ascending, int64; None unless the change is of single elements.
         increments: True if the change adds one to a variable of one element.
         in_bucket: True if the rule may update the memory of the bucket. False for a variable that
             must be updated by itself.
     """
 
-    variables: Sequence[ServedVariable]
+    variables: Sequence[VariableEntry]
     rule: int
     rate: float
     seen: Sequence[int]
     values: Sequence[Array]
     ids: Array | None = None
-    places: Array | None = None
+    element_ids: Array | None = None
     increments: bool = False
     in_bucket: bool = False
 
@@ -72,8 +72,8 @@ class ReceivedChange:
     def blocks(self) -> Blocks:
         """Return the values of the whole variable, block by block."""
         layout = self.variables[0].shard.layout
-        if self.places is not None:
-            return scattered(self.places, self.values[0], layout.size)
+        if self.element_ids is not None:
+            return scattered(self.element_ids, self.values[0], layout.size)
         return in_blocks(self.values, layout.dtype)
 
     def rows(self) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ class ReceivedPush:
 
 
 def read_changes(
-    entries: Sequence[Entry], arrays: Sequence[Array], variables: Sequence[ServedVariable]
+    entries: Sequence[Entry], arrays: Sequence[Array], variables: Sequence[VariableEntry]
 ) -> list[ReceivedChange]:
     """Return the changes of a push. Adjacent small variables share one change.
 
@@ -161,7 +161,7 @@ def _is_alike(entry: Entry, first: Entry) -> bool:
     return entry[1] == first[1] and entry[3:] == first[3:]
 
 
-def _single(entry: Entry, variable: ServedVariable, reader: ArrayReader) -> ReceivedChange:
+def _single(entry: Entry, variable: VariableEntry, reader: ArrayReader) -> ReceivedChange:
     _, rule, seen, rate, kind, wire = entry
     layout = variable.shard.layout
     dtype = wire_dtype(wire, layout.dtype)
@@ -170,9 +170,9 @@ def _single(entry: Entry, variable: ServedVariable, reader: ArrayReader) -> Rece
         change.ids = reader.numbers()
         width = layout.size // max(layout.shape[0], 1) if layout.shape else 0
         change.values = (reader.values(dtype, change.ids.size * width),)
-    elif kind == PLACES:
-        change.places = reader.numbers()
-        change.values = (reader.values(dtype, change.places.size),)
+    elif kind == ELEMENTS:
+        change.element_ids = reader.numbers()
+        change.values = (reader.values(dtype, change.element_ids.size),)
     elif kind == INCREMENT:
         change.increments = True
     else:
@@ -193,16 +193,16 @@ class Applier:
 
     Args:
         server: Name of the server, for messages.
-        catalogue: The variables of the server.
+        store: The variables of the server.
         rules: The update rules.
         metrics: The metrics of the server.
     """
 
     def __init__(
-        self, server: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics
+        self, server: str, store: VariableStore, rules: Rules, metrics: TaskMetrics
     ) -> None:
         self._server = server
-        self._catalogue = catalogue
+        self._store = store
         self._rules = rules
         self._metrics = metrics
         self._sums = Scratch()
@@ -325,14 +325,14 @@ class Applier:
             for shard in shards:
                 shard.steps[name] = step
 
-    def _finish(self, variables: Sequence[ServedVariable], outcomes: Sequence[Outcome]) -> None:
+    def _finish(self, variables: Sequence[VariableEntry], outcomes: Sequence[Outcome]) -> None:
         """Record the new versions, and answer workers that wait for an initial value."""
         versions = [variable.shard.version for variable in variables]
         for outcome in outcomes:
             outcome.versions += versions
         for variable in variables:
             if variable.waiting:
-                self._catalogue.answer_waiting(variable)
+                self._store.answer_waiting(variable)
 
 
 @dataclass
@@ -366,7 +366,7 @@ class Pushes:
 
     Args:
         server: Name of the server, for messages.
-        catalogue: The variables and connections of the server.
+        store: The variables and connections of the server.
         rules: The update rules.
         metrics: The metrics of the server.
         forget: Called with the number of a connection that was closed, and its strategy.
@@ -375,14 +375,14 @@ class Pushes:
     def __init__(
         self,
         server: str,
-        catalogue: Catalogue,
+        store: VariableStore,
         rules: Rules,
         metrics: TaskMetrics,
         forget: Callable[[int, str], None],
     ) -> None:
         self._server = server
-        self._catalogue = catalogue
-        self._applier = Applier(server, catalogue, rules, metrics)
+        self._store = store
+        self._applier = Applier(server, store, rules, metrics)
         self._metrics = metrics
         self._steps: dict[Training, _Steps] = {}
         self._cut: Cut | None = None
@@ -392,7 +392,7 @@ class Pushes:
     def take_slice(self, request: Request) -> None:
         """Keep a slice of a large push until the push arrives."""
         asked = pb.SliceRequest.FromString(request.body)
-        connection = self._catalogue.connections[asked.connection]
+        connection = self._store.connections[asked.connection]
         if asked.index == 0:  # older slices belong to an interrupted push
             connection.slices.clear()
         if asked.index != len(connection.slices):
@@ -414,7 +414,7 @@ class Pushes:
                 interrupted push are discarded.
             last: The arrays of the last message.
         """
-        connection = self._catalogue.connections[number]
+        connection = self._store.connections[number]
         slices, connection.slices = connection.slices, []
         if count not in (0, len(slices)):
             raise errors.InternalError(
@@ -426,7 +426,7 @@ class Pushes:
     def push(self, request: Request) -> Reply:
         """Queue a push. The reply is sent when the push has been applied."""
         message = PushMessage.unpack(request.body)
-        connection = self._catalogue.connections[message.connection]
+        connection = self._store.connections[message.connection]
         arrays = self.collected(message.connection, message.slices, request.buffers)
         if message.sequence <= connection.sequence:
             raise errors.InternalError(
@@ -436,7 +436,7 @@ class Pushes:
         connection.sequence = message.sequence
         push = ReceivedPush(message, connection, request)
         try:
-            push.changes = read_changes(message.entries, arrays, self._catalogue.variables)
+            push.changes = read_changes(message.entries, arrays, self._store.variables)
         except errors.InvalidArgumentError as error:
             push.problem = error  # raised in its turn, since the other members of the step wait
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
@@ -448,7 +448,7 @@ class Pushes:
     def detach(self, request: Request) -> None:
         """Forget the connection of a strategy that a worker has closed, after its last push."""
         number = pb.AttachReply.FromString(request.body).connection
-        self._catalogue.connections[number].is_closed = True
+        self._store.connections[number].is_closed = True
         self._forget_if_closed(number)
         self._continue()  # a save may have waited for pushes of this connection
 
@@ -463,7 +463,7 @@ class Pushes:
             )
         self._cut = Cut(asked.connection, asked.path)
         reply = pb.HoldReply()
-        for connection in self._catalogue.connections.values():
+        for connection in self._store.connections.values():
             reply.last.add(
                 worker=connection.worker, strategy=connection.strategy, sent=connection.sent
             )
@@ -509,7 +509,7 @@ class Pushes:
         steps = self._steps_of(asked)
         if steps.over > asked.step:
             return
-        worker = self._catalogue.connections[asked.connection].worker
+        worker = self._store.connections[asked.connection].worker
         problem = (
             f"step {asked.step} has failed: worker {worker}, whose gradients belong to the step, "
             "could not push them"
@@ -525,7 +525,7 @@ class Pushes:
     # Inside
 
     def _steps_of(self, asked: pb.AwaitRequest) -> _Steps:
-        training = self._catalogue.connections[asked.connection].training
+        training = self._store.connections[asked.connection].training
         return self._steps.setdefault(training, _Steps())
 
     def _continue(self) -> None:
@@ -537,10 +537,10 @@ class Pushes:
         try:
             while self._continue_again:
                 self._continue_again = False
-                for connection in list(self._catalogue.connections.values()):
+                for connection in list(self._store.connections.values()):
                     self._begin_next(connection)
                 cut = self._cut
-                applied = {one.key: one.applied for one in self._catalogue.connections.values()}
+                applied = {one.key: one.applied for one in self._store.connections.values()}
                 if cut is not None and cut.is_reached(applied):
                     self._cut = None
                     cut.then()
@@ -619,8 +619,8 @@ class Pushes:
             result.__traceback__ = None  # its frames keep the arrays of the pushes
 
     def _forget_if_closed(self, number: int) -> None:
-        connection = self._catalogue.connections[number]
+        connection = self._store.connections[number]
         if not connection.is_closed or connection.unfinished:
             return
-        self._catalogue.detach(number)
+        self._store.detach(number)
         self._forget(number, connection.strategy)

@@ -15,7 +15,7 @@ from strategy import rules
 from strategy.optimizers import BY_NAME, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rules import FoundRule, Kind, Rule, Update, element_by_element, on_arrays
-from strategy.server.shard import OwnedShard
+from strategy.server.shard import Shard
 
 
 class Configured:
@@ -169,7 +169,7 @@ class Rules:
         optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
         return optimizer.name, optimizer.rule
 
-    def find(self, number: int, rate: float, shard: OwnedShard) -> FoundRule:
+    def find(self, number: int, rate: float, shard: Shard) -> FoundRule:
         """Return a rule with its numbers for the next change of a variable.
 
         Args:

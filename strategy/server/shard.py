@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpidist import errors
 from mpidist.buffers.copying import put_rows, take_rows
-from strategy.protocol.layout import BLOCK_BYTES, WIDE, Bytes, Layout, SharedShard
+from strategy.protocol.layout import BLOCK_BYTES, WIDE, Bytes, Layout, ShardView
 from strategy.protocol.partition import Origin, whole
 from strategy.protocol.push_message import JOINED_BYTES, Blocks, in_blocks
 from strategy.protocol.rows import distinct
@@ -260,18 +260,18 @@ def _divided(total: Array, count: int) -> Array:
     return divide(total, total.dtype.type(count), out=total)  # type: ignore[no-any-return]
 
 
-class OwnedShard(SharedShard):
+class Shard(ShardView):
     """A shard on its server, with its optimizer slots and updates.
 
     The server is the only writer. The version of a block is odd while the block changes (seqlock).
 
     Args:
         name: Name of the variable on the server.
-        memory: See :class:`SharedShard`.
-        layout: See :class:`SharedShard`.
-        versions_offset: See :class:`SharedShard`.
-        data_offset: See :class:`SharedShard`.
-        sync: See :class:`SharedShard`.
+        memory: See :class:`ShardView`.
+        layout: See :class:`ShardView`.
+        versions_offset: See :class:`ShardView`.
+        data_offset: See :class:`ShardView`.
+        sync: See :class:`ShardView`.
         scratch: Temporary arrays of the server; by default new ones.
         origin: The variable and the range of it in this shard; by default the whole variable
             ``name``.

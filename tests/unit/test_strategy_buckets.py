@@ -15,7 +15,7 @@ from mpidist import errors
 from strategy import optimizers, schedules
 from strategy.client.connection import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server import catalogue, rules, shard
+from strategy.server import rules, shard, variable_store
 from strategy.server.shard import Bucket
 
 OPTIMIZERS = {
@@ -64,7 +64,7 @@ def calls(monkeypatch):
 
 def contents(cluster):
     """All values, slots, steps and versions of a cluster's only server."""
-    shards = [served.shard for served in cluster.parameter_servers[0]._catalogue.variables]
+    shards = [served.shard for served in cluster.parameter_servers[0]._store.variables]
     return [
         (
             shard.name,
@@ -127,7 +127,7 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
         if not compiled:
             patch.setattr(rules, "can_compile", lambda: False)
         together = train(pushes, kinds, mode, transport)
-        patch.setattr(catalogue, "is_small", lambda layout: False)
+        patch.setattr(variable_store, "is_small", lambda layout: False)
         assert together == train(pushes, kinds, mode, transport)
 
 

@@ -23,7 +23,7 @@ from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, name
 from strategy.protocol.layout import Layout
 from strategy.protocol.partition import Origin, whole
 from strategy.rules import ASSIGN
-from strategy.server.shard import OwnedShard
+from strategy.server.shard import Shard
 
 VALUES = {
     "scalar": np.array(7, np.int64),
@@ -44,7 +44,7 @@ VALUES = {
 def owned(name, value):
     layout = Layout(value.shape, value.dtype)
     memory = np.zeros(64 + layout.data_bytes, np.uint8)
-    shard = OwnedShard(name, memory, layout, 0, 64, lambda: None)
+    shard = Shard(name, memory, layout, 0, 64, lambda: None)
     shard.apply("assign", ASSIGN, {}, [value.reshape(-1)])
     return shard
 

@@ -162,7 +162,7 @@ def test_a_stopped_worker_holds_up_nobody(make, pool, message):
         push(sgd, [(gradient(2.0), made[0][0])])
     np.testing.assert_array_equal(made[0][0], -3 * gradient(2.0))
     np.testing.assert_array_equal(made[0][1], np.zeros(4))
-    shard = cluster.parameter_servers[0]._catalogue.by_name["large"].shard
+    shard = cluster.parameter_servers[0]._store.by_name["large"].shard
     assert set(shard.versions) == {2 * shard.version}
     stops.go_on.set()
     late.result(LIMIT_S)

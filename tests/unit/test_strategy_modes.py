@@ -283,7 +283,7 @@ def test_nobody_gets_too_far_ahead(make):
             steps[index] += 1
         strategy.finish()
 
-    clocks = cluster.parameter_servers[0]._timekeeper._clocks
+    clocks = cluster.parameter_servers[0]._coordinator._clocks
 
     def let_go():
         for slowest in range(6):
@@ -437,7 +437,7 @@ def test_what_follows_a_step_that_fails_is_applied(make):
 
     def fail():
         connection = both[0]._connections[0]
-        server = cluster.parameter_servers[0]._catalogue
+        server = cluster.parameter_servers[0]._store
 
         def behind():  # the other has pushed, and assigned behind it
             return [len(one.unfinished) for one in server.connections.values()] == [0, 2]
@@ -498,7 +498,7 @@ def test_an_interrupt_while_a_worker_waits(make):
         return optimizers.SGD(1.0).apply_gradients([(np.full(2, 2.0**index), made[index])])
 
     def interrupt():
-        rounds = cluster.parameter_servers[0]._timekeeper._rounds
+        rounds = cluster.parameter_servers[0]._coordinator._rounds
         until(lambda: any(one._entered for one in list(rounds.values())))
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -606,12 +606,12 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
     cluster = make(workers=2)
     strategies = [cluster.worker(index, mode="sync") for index in range(2)]
     made = [variables(strategy, [2], np.float64)[0] for strategy in strategies]
-    rounds = cluster.parameter_servers[0]._timekeeper
+    rounds = cluster.parameter_servers[0]._coordinator
 
     def step(index):
         return optimizers.SGD(1.0).apply_gradients([(np.ones(2), made[index])])
 
-    own = strategies[0].pace
+    own = strategies[0].sync_mode
     own._entering = own._connections[0].enter(0, own_words(strategies[0], made[0]))
     until(lambda: any(one._entered for one in list(rounds._rounds.values())))
     first, leave = own._connections[0], own._connections[0].leave

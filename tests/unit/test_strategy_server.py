@@ -62,7 +62,7 @@ def test_a_second_strategy_of_a_worker_waits_for_the_first_value(make):
         )
         threads.append(create)
         create.start()
-        served = cluster.parameter_servers[0]._catalogue.by_name["v"]
+        served = cluster.parameter_servers[0]._store.by_name["v"]
         deadline = time.monotonic() + 30
         while create.is_alive() and not served.waiting and time.monotonic() < deadline:
             time.sleep(0.001)

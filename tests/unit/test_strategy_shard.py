@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
-from strategy.protocol.layout import BLOCK_BYTES, Layout, SharedShard
+from strategy.protocol.layout import BLOCK_BYTES, Layout, ShardView
 from strategy.rules import ADD, ASSIGN, Kind, Rule, on_arrays
-from strategy.server.shard import OwnedShard
+from strategy.server.shard import Shard
 
 sizes_near_blocks = st.builds(
     lambda blocks, off: max(blocks * BLOCK_BYTES // 4 + off, 0),
@@ -24,9 +24,9 @@ def make(shape, dtype=np.float32):
     layout = Layout(shape, dtype)
     versions, data = 64, 64 + -(-layout.version_bytes // 64) * 64
     memory = np.zeros(data + layout.data_bytes, np.uint8)
-    owned = OwnedShard("v", memory, layout, versions, data, lambda: None)
+    owned = Shard("v", memory, layout, versions, data, lambda: None)
     hooks = []
-    shared = SharedShard(memory, layout, versions, data, lambda: hooks.pop(0)() if hooks else None)
+    shared = ShardView(memory, layout, versions, data, lambda: hooks.pop(0)() if hooks else None)
     return owned, shared, hooks
 
 

@@ -15,7 +15,7 @@ from strategy.protocol.layout import Layout
 from strategy.protocol.partition import Origin, Part, whole
 from strategy.rules import ASSIGN
 from strategy.server.checkpoints import _SavedPart
-from strategy.server.shard import OwnedShard
+from strategy.server.shard import Shard
 
 SHAPE = (6, 5, 7)
 VALUES = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
@@ -24,7 +24,7 @@ VALUES = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 def shard(name, origin, values):
     layout = Layout(values.shape, values.dtype)
     memory = np.zeros(128 + layout.data_bytes, np.uint8)
-    made = OwnedShard(name, memory, layout, 0, 128, lambda: None, origin=origin)
+    made = Shard(name, memory, layout, 0, 128, lambda: None, origin=origin)
     made.apply("assign", ASSIGN, {}, [values.reshape(-1)])
     made.slots = {"Adam/m": values.reshape(-1) + 1}
     return made

@@ -8,9 +8,9 @@ from mpidist import LATER, errors, host_memory
 from mpidist.ps_memory import PsMemory
 from strategy import ParameterServerStrategy, get_variable
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.catalogue import Catalogue
 from strategy.server.memory import Memory
 from strategy.server.parameter_server import Directory, local_host
+from strategy.server.variable_store import VariableStore
 
 MIB = 1 << 20
 
@@ -30,18 +30,18 @@ class Asked:
 
 
 class Server:
-    """A catalogue with a connection of each of three workers."""
+    """A store with a connection of each of three workers."""
 
     def __init__(self):
         self.memory = PsMemory()
-        self.catalogue = Catalogue(self, 0)
+        self.store = VariableStore(self, 0)
         for worker in range(3):
-            self.catalogue.attach(pb.AttachRequest(worker=worker, strategy="s"))
+            self.store.attach(pb.AttachRequest(worker=worker, strategy="s"))
 
     def ask(self, worker, **changes):
         fields = {"name": "v", "shape": [3 * MIB], "dtype": "float32"}
         asked = Asked(pb.CreateRequest(**(fields | changes), worker=worker, connection=worker))
-        reply = self.catalogue.create(asked)
+        reply = self.store.create(asked)
         if reply is not LATER:
             asked.reply(reply.body)
         return asked
@@ -59,9 +59,9 @@ def test_other_workers_wait_for_the_initial_value(server):
     first, second, third = (server.ask(worker) for worker in range(3))
     assert first.answer.must_initialize
     assert second.answer is third.answer is None
-    server.catalogue.abandon(Asked(pb.ReadRequest(variable=0)))
+    server.store.abandon(Asked(pb.ReadRequest(variable=0)))
     assert second.answer.must_initialize  # the next one is to push it
-    server.catalogue.detach(1)
+    server.store.detach(1)
     assert third.answer.must_initialize
 
 
@@ -148,7 +148,7 @@ def test_the_first_definition_counts_until_nobody_uses_it():
 
 
 def test_names_of_strategies(server):
-    attach = server.catalogue.attach
+    attach = server.store.attach
     with pytest.raises(errors.AlreadyExistsError, match="worker 0 has an open strategy named 's'"):
         attach(pb.AttachRequest(worker=0, strategy="s"))
     assert attach(pb.AttachRequest(worker=0, strategy="t")) == 3

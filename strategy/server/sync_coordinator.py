@@ -8,21 +8,21 @@ from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.cluster import Host, workers_of
 from strategy.protocol.rounds import Clocks, Decision, Rounds
-from strategy.server.catalogue import Catalogue, ServedConnection, Training
+from strategy.server.variable_store import ServedConnection, Training, VariableStore
 
 
-class Timekeeper:
+class SyncCoordinator:
     """Coordinator of the workers that wait for each other.
 
     Strategies of the same name and mode train together.
 
     Args:
-        catalogue: The connections of the server.
+        store: The connections of the server.
         host: The place of the server's process in the cluster.
     """
 
-    def __init__(self, catalogue: Catalogue, host: Host) -> None:
-        self._connections = catalogue.connections
+    def __init__(self, store: VariableStore, host: Host) -> None:
+        self._connections = store.connections
         self._host = host
         self._tasks = workers_of(host.cluster_spec)
         self._rounds: dict[Training, Rounds[Request]] = {}

@@ -21,8 +21,8 @@ from strategy.server.shard import (
     DATA_BYTES,
     VERSIONS_BYTES,
     Bucket,
-    OwnedShard,
     Scratch,
+    Shard,
     Span,
     is_small,
 )
@@ -32,7 +32,7 @@ Training = tuple[str, str, int, int]
 
 
 @dataclass
-class ServedVariable:
+class VariableEntry:
     """A variable of a server.
 
     Attributes:
@@ -48,7 +48,7 @@ class ServedVariable:
     identity: int
     creator: int
     creating_worker: int
-    shard: OwnedShard
+    shard: Shard
     place: Place
     waiting: list[Request] = field(default_factory=list)
     abandoned: bool = False
@@ -104,7 +104,7 @@ def mode_in_words(mode: pb.Mode) -> str:
     return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
 
 
-class Catalogue:
+class VariableStore:
     """Creates variables and connections.
 
     Args:
@@ -118,8 +118,8 @@ class Catalogue:
     """
 
     def __init__(self, host: Host, index: int) -> None:
-        self.variables: list[ServedVariable] = []
-        self.by_name: dict[str, ServedVariable] = {}
+        self.variables: list[VariableEntry] = []
+        self.by_name: dict[str, VariableEntry] = {}
         self.connections: dict[int, ServedConnection] = {}
         self._attached = 0
         self._index = index
@@ -207,7 +207,7 @@ class Catalogue:
         if variable.creator == asked.connection and variable.shard.version == 0:
             self._pass_on(variable)
 
-    def answer_waiting(self, variable: ServedVariable) -> None:
+    def answer_waiting(self, variable: VariableEntry) -> None:
         """Answer the workers that wait for the initial value of a variable."""
         waiting, variable.waiting = variable.waiting, []
         for request in waiting:
@@ -215,7 +215,7 @@ class Catalogue:
 
     # Inside
 
-    def _pass_on(self, variable: ServedVariable) -> None:
+    def _pass_on(self, variable: VariableEntry) -> None:
         """Leave the initial value to the next worker that creates the variable."""
         if not variable.waiting:
             variable.abandoned = True
@@ -225,7 +225,7 @@ class Catalogue:
         variable.creator, variable.creating_worker = asked.connection, asked.worker
         following.reply(self._created(variable, must_initialize=True).body)
 
-    def _created(self, variable: ServedVariable, must_initialize: bool) -> Reply:
+    def _created(self, variable: VariableEntry, must_initialize: bool) -> Reply:
         place = variable.place
         versions, data = place.offsets
         reply = pb.CreateReply(
@@ -240,9 +240,7 @@ class Catalogue:
         )
         return Reply(reply.SerializeToString())
 
-    def _check_same(
-        self, variable: ServedVariable, asked: pb.CreateRequest, layout: Layout
-    ) -> None:
+    def _check_same(self, variable: VariableEntry, asked: pb.CreateRequest, layout: Layout) -> None:
         """Raise InvalidArgumentError if a worker creates a variable differently than the first."""
         known, origin = variable.shard.layout, variable.shard.origin
         if (known.shape, known.dtype, origin) != (layout.shape, layout.dtype, origin_of(asked)):
@@ -264,7 +262,7 @@ class Catalogue:
         """Return the GPU of a new variable; None for the host, where all integers and bools are."""
         return self.connections[asked.connection].gpu if layout.is_floating else None
 
-    def _make(self, asked: pb.CreateRequest, layout: Layout) -> ServedVariable:
+    def _make(self, asked: pb.CreateRequest, layout: Layout) -> VariableEntry:
         gpu, values, span = self._gpu_of(asked, layout), None, None
         try:
             if gpu is None and is_small(layout):
@@ -285,9 +283,9 @@ class Catalogue:
         place.memory[versions : versions + layout.version_bytes] = 0
         location = (place.memory, layout, versions, data)
         given = (asked.name, *location, self._sync, self._scratch, origin_of(asked))
-        shard = OwnedShard(*given, span) if values is None else self._gpus.shard(gpu, given, values)
+        shard = Shard(*given, span) if values is None else self._gpus.shard(gpu, given, values)
         number = len(self.variables)
-        variable = ServedVariable(number, asked.connection, asked.worker, shard, place)
+        variable = VariableEntry(number, asked.connection, asked.worker, shard, place)
         self.variables.append(variable)
         self.by_name[asked.name] = variable
         return variable
