@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from mpidist import ReduceOp, Work
 from strategy.placement import Device, parse
-from strategy.replicas.context import check_outside
+from strategy.replicas.context import call_for_each_replica, check_outside
 from strategy.replicas.input import (
     Calls,
     DatasetIterator,
@@ -45,7 +46,7 @@ class Strategy(ABC):
         replicas: Number of replicas of each worker.
     """
 
-    extended: StrategyExtended
+    worker_devices: tuple[str, ...]
     gpus: tuple[int, ...]
 
     def __init__(self, replicas: int) -> None:
@@ -66,6 +67,13 @@ class Strategy(ABC):
         """The number of replicas of this worker alone. Their gradients are pushed together."""
         return self._replicas
 
+    @cached_property
+    def extended(self) -> StrategyExtended:
+        """TensorFlow's interface for libraries."""
+        from strategy.compat.extended import StrategyExtended
+
+        return StrategyExtended(cast("ParameterServerStrategy", self))
+
     def run(
         self,
         fn: Callable[..., Any],
@@ -83,14 +91,16 @@ class Strategy(ABC):
             kwargs: Keyword arguments of the step, likewise.
 
         Returns:
-            The result of ``fn``. For several replicas, a :class:`PerReplica`, or tuples, lists and
-            dicts of PerReplica values if ``fn`` returns tuples, lists and dicts.
+            The result of ``fn``. For several replicas, a :class:`PerReplica`, or a tree of
+            PerReplica values if ``fn`` returns a tree: nested tuples, lists, dicts or dataclasses.
 
         Raises:
             RuntimeError: The caller runs on a replica.
             Exception: The error of the first replica that failed.
         """
-        return self.extended.call_for_each_replica(fn, args, kwargs)
+        check_outside("run")
+        with self.scope() as strategy:
+            return call_for_each_replica(strategy, fn, args, kwargs or {})
 
     experimental_run_v2 = run
     """TensorFlow's earlier name for :meth:`run`."""
@@ -235,7 +245,7 @@ class Strategy(ABC):
         Raises:
             ValueError: The name is not valid, or is not a device of this worker.
         """
-        here = self.extended.worker_devices
+        here = self.worker_devices
         merged = parse(here[0]).merged(_device.get()).merged(parse(name))
         if str(merged) not in here:
             raise ValueError(f"{name!r} is no device of this worker, which has {list(here)}")
@@ -250,7 +260,7 @@ class Strategy(ABC):
         """Warn, and do nothing else: ``extended.colocate_vars_with`` places variables."""
         warnings.warn(
             "colocate_with has no effect under a strategy: operations run on the worker; use "
-            "strategy.compat.extended.colocate_vars_with to place variables",
+            "strategy.extended.colocate_vars_with to place variables",
             UserWarning,
             stacklevel=3,
         )

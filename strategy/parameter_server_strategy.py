@@ -24,16 +24,17 @@ from strategy.checkpoints.checkpoint import checkpoint_lock_of
 from strategy.checkpoints.cut import targets_of
 from strategy.client.connection import LOOK_S, TRANSPORTS, Connection
 from strategy.client.sync_modes import checked_mode, sync_mode_of
-from strategy.compat.extended import StrategyExtended
 from strategy.gradients import Compressor, GradientPusher, NanPolicy, parse
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import whole_number
 from strategy.protocol.cluster import (
+    LOCAL_DEVICE,
     Host,
     check_alone,
     check_task,
     chosen_servers,
+    device_name,
     given_spec,
     local_gpu,
     needs_no_server,
@@ -153,7 +154,9 @@ class ParameterServerStrategy(Strategy):
         sync_mode: The synchronization mode of pushes.
         nan: The policy for gradients that are not finite. ``nan.skipped`` counts skipped pushes.
         compressor: The compression of gradients.
-        extended: The interface for libraries.
+        worker_devices: Name of the device of each replica of this worker.
+        parameter_devices: Names of the devices that hold variables: ps tasks, with their GPU if
+            any; in local mode the local device.
         gpus: GPU index of each replica; empty on the CPU.
 
     Raises:
@@ -505,10 +508,7 @@ class ParameterServerStrategy(Strategy):
         self._restores = self._connections[0].restores
         self.sync_mode = sync_mode_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
-        task = None if alone else (host.job_name, host.task_index)
-        kind, count = ("GPU", self._gpus_per_worker) if self.gpus else ("CPU", self._replicas)
-        devices = [f"device:{kind}:{number % count}" for number in range(self._replicas)]
-        self.extended = StrategyExtended(self, devices, task, servers)
+        self._name_devices(None if alone else (host.job_name, host.task_index), servers)
         self._own_host = own_host
         try:
             self.global_step = self.create_variable(
@@ -527,6 +527,35 @@ class ParameterServerStrategy(Strategy):
             self.sync_mode,
             self._variables.warn_if_uneven,
         ).push
+
+    def _name_devices(
+        self, worker: tuple[str, int] | None, servers: Mapping[int, int | None]
+    ) -> None:
+        """Set the names of the devices of this worker and of the ps tasks.
+
+        Args:
+            worker: Job and index of this worker; None in local mode.
+            servers: Indices of the ps tasks that hold variables, each with its GPU index, or None
+                for the host.
+        """
+        task = "" if worker is None else f"/job:{worker[0]}/task:{worker[1]}"
+        kind, count = ("GPU", self._gpus_per_worker) if self.gpus else ("CPU", self._replicas)
+        self.worker_devices = tuple(
+            f"{task}/device:{kind}:{number % count}" for number in range(self._replicas)
+        )
+        self._ps_tasks = {
+            index: "" if worker is None else f"/job:ps/task:{index}" for index in servers
+        }
+        self.parameter_devices = tuple(
+            (self._ps_tasks[index] or LOCAL_DEVICE)
+            if gpu is None
+            else device_name(self._ps_tasks[index], gpu)
+            for index, gpu in servers.items()
+        )
+
+    def device_of(self, server: int, gpu: int | None) -> str:
+        """Return the name of a device of a ps task: of a GPU, or of the host if ``gpu`` is None."""
+        return device_name(self._ps_tasks[server], gpu)
 
     def _become_worker(self, host: Host, alone: bool) -> pb.Mode:
         """Set the index, GPUs and policies of this worker. Return the synchronization mode."""

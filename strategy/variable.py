@@ -208,8 +208,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
     def device(self) -> str | tuple[str, ...]:
         """Device name: ``"/job:ps/task:0/device:CPU:0"``; for a divided variable, a tuple."""
         names = [
-            self.strategy.extended.device_of(remote.connection.index, remote.gpu)
-            for remote in self.remotes
+            self.strategy.device_of(remote.connection.index, remote.gpu) for remote in self.remotes
         ]
         return names[0] if len(names) == 1 else tuple(names)
 

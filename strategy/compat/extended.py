@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from strategy.placement import parse
-from strategy.protocol.cluster import LOCAL_DEVICE, device_name
-from strategy.replicas.context import call_for_each_replica, check_outside, outside_of_replicas
+from strategy.replicas.context import check_outside, outside_of_replicas
 from strategy.replicas.reduce import PerReplica, local_results, reduced
 from strategy.variable import Variable
 
@@ -43,45 +42,20 @@ class StrategyExtended:
 
     Args:
         strategy: The strategy.
-        devices: Device of each replica of this worker: ``"device:CPU:0"``.
-        worker: Job and index of this worker; None in local mode.
-        servers: Indices of the ps tasks that hold variables, each with its GPU index, or None for
-            the host.
     """
 
-    def __init__(
-        self,
-        strategy: ParameterServerStrategy,
-        devices: Sequence[str],
-        worker: tuple[str, int] | None,
-        servers: Mapping[int, int | None],
-    ) -> None:
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
         self._strategy = strategy
-        task = "" if worker is None else f"/job:{worker[0]}/task:{worker[1]}"
-        self._worker_devices = tuple(f"{task}/{device}" for device in devices)
-        self._parameter_tasks = {
-            index: "" if worker is None else f"/job:ps/task:{index}" for index in servers
-        }
-        self._parameter_devices = tuple(
-            (self._parameter_tasks[index] or LOCAL_DEVICE)
-            if gpu is None
-            else device_name(self._parameter_tasks[index], gpu)
-            for index, gpu in servers.items()
-        )
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The device of each replica of this worker."""
-        return self._worker_devices
+        return self._strategy.worker_devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices that hold variables: ps tasks, with their GPU if any, or the local device."""
-        return self._parameter_devices
-
-    def device_of(self, server: int, gpu: int | None) -> str:
-        """Return the name of a device of a ps task: of a GPU, or of the host if ``gpu`` is None."""
-        return device_name(self._parameter_tasks[server], gpu)
+        return self._strategy.parameter_devices
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -119,10 +93,7 @@ class StrategyExtended:
         Raises:
             RuntimeError: The caller runs on a replica.
         """
-        check_outside("call_for_each_replica")
-        with self._strategy.scope():
-            count = self._strategy.num_replicas_in_sync
-            return call_for_each_replica(self._strategy, count, fn, args, kwargs or {})
+        return self._strategy.run(fn, args, kwargs)
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
@@ -266,7 +237,7 @@ class StrategyExtended:
             )
         if not isinstance(destination, str):
             return
-        device, here = parse(destination), parse(self._worker_devices[0])
+        device, here = parse(destination), parse(self._strategy.worker_devices[0])
         if device.job not in (None, "ps", here.job) or (
             device.job != "ps" and device.task not in (None, here.task)
         ):

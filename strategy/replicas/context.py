@@ -53,7 +53,7 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The name of the device of this replica, in a tuple."""
-        return (self.strategy.extended.worker_devices[self.replica_id_in_sync_group],)
+        return (self.strategy.worker_devices[self.replica_id_in_sync_group],)
 
     def merge_call(
         self,
@@ -166,7 +166,6 @@ def outside_of_replicas() -> Iterator[None]:
 
 def call_for_each_replica(
     strategy: ParameterServerStrategy,
-    count: int,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -174,19 +173,20 @@ def call_for_each_replica(
     """Call a function on every replica, each on a thread of its own.
 
     Args:
-        strategy: The strategy of the replicas, whose scope is open.
-        count: Number of replicas. A single replica runs on this thread.
+        strategy: The strategy of the replicas, whose scope is open. A single replica runs on this
+            thread.
         fn: The function.
         args: Arguments of the function. Each replica gets its own value of a PerReplica.
         kwargs: Keyword arguments of the function, likewise.
 
     Returns:
-        The result of the function. For several replicas, a :class:`PerReplica`, or tuples, lists
-        and dicts of PerReplica values if the function returns tuples, lists and dicts.
+        The result of the function. For several replicas, a :class:`PerReplica`, or a tree of
+        PerReplica values if the function returns trees.
 
     Raises:
         Exception: The error of the first replica that failed.
     """
+    count = strategy.num_replicas_in_sync
     together = _Together(count)
 
     def call(number: int) -> Any:
