@@ -3,12 +3,15 @@
     mpidist run --ps 1 --worker 1 scripts/bench_ps.py [--json results.json]
 
 A pull reads a float32 variable into an array; a push sends a gradient and waits until it has been
-applied. Every figure is a median, in microseconds a call; the sides take turns in one run, and
-each begins its turn by a call that is not timed. "of
-memcpy" is memcpy's time over ours, "ratio" TensorFlow's over ours. Adam alone moves 28 bytes an
-element, where memcpy moves 8: "of bound" is 3.5 times memcpy's time over ours. A step of a model of
-many small variables pulls all of them, or pushes a gradient of each. Rows of a table are compared
-with NumPy's take and subtract.at in this process.
+applied. Every figure is a median, in microseconds a call; the sides take turns in one run, and each
+begins its turn by a call that is not timed.
+
+"of memcpy" is memcpy's time over ours, "ratio" TensorFlow's over ours. Adam alone moves 28 bytes an
+element, where memcpy moves 8: "of bound" is 3.5 times memcpy's time over ours. "two under way" is
+the time of a push if each push is sent before the one before it is awaited. "round trips" is the
+time of a push over that of an empty call to the ps. A step of a model of many small variables pulls
+all of them, or pushes a gradient of each. Rows of a table are compared with NumPy's take and
+subtract.at in this process.
 """
 
 import argparse
@@ -46,17 +49,23 @@ def main():
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
     ) as server:
         if resolver.task_type == "ps":
+            server.endpoint.register("bench", {"Nothing": lambda request: None})
             server.join()
         elif resolver.task_id == 0:
-            compare(args)
+            compare(args, server)
 
 
-def compare(args):
+def compare(args, server):
     """Measure and report."""
     strategy = ParameterServerStrategy(transport=args.transport, nan=args.nan)
     sgd, adam = optimizers.SGD(1e-3), optimizers.Adam(1e-3)
     peer = None if args.no_tensorflow else TensorFlow.start()
-    pulls, pushes, adams = [], [], []
+    pulls, pushes, adams, several = [], [], [], []
+    address = server.task_address("ps", 0)
+
+    def call():
+        server.endpoint.call(address, "bench/Nothing").wait()
+
     for nbytes in [size for size in SIZES if size <= args.largest]:
         with strategy.scope():
             variable = get_variable(f"v{nbytes}", nbytes // 4, initializer="zeros")
@@ -68,6 +77,8 @@ def compare(args):
             pull_sides["tensorflow"], push_sides["tensorflow"] = peer.sides(nbytes)
         pulls.append(row(nbytes, alternate(pull_sides, args.rounds, 0.02, warm=pull_sides)))
         pushes.append(row(nbytes, alternate(push_sides, args.rounds, 0.02, warm=push_sides)))
+        sides = {"alone": push, "two": two_under_way(variable, sgd), "memcpy": copy, "call": call}
+        several.append(row_of_several(nbytes, alternate(sides, args.rounds, 0.02, warm=sides)))
         adam_sides = {"ours": push_adam, "memcpy": copy}
         times = alternate(adam_sides, args.rounds, 0.02, warm=adam_sides)
         adams.append([*row(nbytes, times)[:3], 3.5 * times["memcpy"] / times["ours"]])
@@ -81,6 +92,8 @@ def compare(args):
     path = args.json and args.json.replace(".json", "-adam.json")
     facts = {"transport": args.transport}
     report("push with Adam", [*columns[:3], "of bound"], adams, facts, path)
+    columns = ["size", "alone us", "two under way us", "of memcpy", "call us", "round trips alone"]
+    report("several pushes with SGD", columns, several, facts, None)
     path = args.json and args.json.replace(".json", "-many.json")
     columns = ["operation", "mpidist us", "tensorflow us", "ratio"]
     report(f"{MANY} variables of {size_text(EACH)}", columns, many, facts, path)
@@ -154,6 +167,25 @@ def our_sides(variable, optimizer):
         lambda: variable.read_value(out),
         lambda: optimizer.apply_gradients([(gradient, variable)]).wait(),
     )
+
+
+def two_under_way(variable, optimizer):
+    """Push a gradient, and wait for the push before it."""
+    gradient, under_way = np.ones(variable.shape, variable.dtype), []
+
+    def push():
+        under_way.append(optimizer.apply_gradients([(gradient, variable)]))
+        if len(under_way) > 1:
+            under_way.pop(0).wait()
+
+    return push
+
+
+def row_of_several(nbytes, times):
+    """One row of the table of pushes that overlap."""
+    us = {name: 1e6 * seconds for name, seconds in times.items()}
+    ratio = us["memcpy"] / us["two"]
+    return [size_text(nbytes), us["alone"], us["two"], ratio, us["call"], us["alone"] / us["call"]]
 
 
 def copy_of(nbytes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from strategy.protocol.layout import HALVES
 Array = NDArray[Any]
 
 
-@compiled
 def _sum_rows(rows: Any, order: Any, starts: Any, sums: Any) -> None:
     for j in range(starts.size):
         end = starts[j + 1] if j + 1 < starts.size else order.size
@@ -38,8 +39,13 @@ def sums_of_rows(rows: Array, order: Array, starts: Array) -> Array:
         The sums, shape ``(len(starts), ...)``.
     """
     sums = np.empty((len(starts), *rows.shape[1:]), rows.dtype)
-    _sum_rows(rows.reshape(len(rows), -1), order, starts, sums.reshape(len(sums), -1))
+    _compiled_sum()(rows.reshape(len(rows), -1), order, starts, sums.reshape(len(sums), -1))
     return sums
+
+
+@cache
+def _compiled_sum() -> Callable[..., None]:
+    return compiled(_sum_rows)  # the import of numba takes 0.5 s
 
 
 _MANY = 4096
@@ -119,8 +125,6 @@ def sums(rows: Array, order: Array, starts: Array) -> Array:
     """
     floating = rows.dtype in (np.float32, np.float64)
     if floating and rows.nbytes >= _LARGE_BYTES and can_compile():
-        from strategy.protocol.rows import sums_of_rows
-
         return sums_of_rows(rows, order, starts)
     result: Array = np.add.reduceat(rows.take(order, axis=0), starts, axis=0)
     return result

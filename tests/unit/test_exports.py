@@ -182,7 +182,7 @@ def test_importing_starts_no_mpi():
         "print(*sys.modules)"
     )
     assert "mpidist.group" in loaded
-    assert "mpi4py.MPI" not in loaded
+    assert not {"mpi4py.MPI", "numba", "cupy", "torch", "zmq"} & set(loaded)
 
 
 def test_a_plain_process_without_groups_needs_no_mpi():
