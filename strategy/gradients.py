@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 
 from mpidist import Work, errors
 from strategy.array_like import IndexedSlices
-from strategy.client.connection import Change, Connection, converted, global_norm
+from strategy.client.connection import (
+    Change,
+    Connection,
+    PushResult,
+    converted,
+    entries_of,
+    global_norm,
+)
+from strategy.client.pull import RemoteVariable
 from strategy.client.sync_modes import SyncMode
 from strategy.described import described
 from strategy.optimizers import Applied, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.layout import FLOATING
-from strategy.protocol.push_message import ONE
+from strategy.protocol.push_message import JOINED_BYTES, ONE
 from strategy.replicas.context import current_replica
 from strategy.replicas.gpu import leaving, usable_elsewhere
 from strategy.replicas.reduce import PerReplica, reduced
@@ -90,9 +98,11 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
     Elements that overflow the dtype of the variable count as infinite.
     """
     names = [
-        change.remote.origin.variable
+        remote.origin.variable
         for change in changes
-        if not _is_finite(change.data, change.remote.layout.dtype)
+        if not _is_finite(change.data, change.dtype)
+        for remote, data in change.divided()
+        if len(change.remotes) == 1 or not _is_finite(data, change.dtype)
     ]
     return list(dict.fromkeys(names))
 
@@ -210,6 +220,11 @@ class Compressor:
         self._behind: dict[str, Array] = {}
         self._lock = threading.Lock()
 
+    @property
+    def is_on(self) -> bool:
+        """True if gradients are compressed."""
+        return bool(self._how.name)
+
     def apply(self, changes: Sequence[Change]) -> Residuals:
         """Compress gradients, and keep the residuals for the next push.
 
@@ -222,11 +237,11 @@ class Compressor:
             The residuals before and after, for :meth:`undo`.
         """
         residuals = Residuals()
-        if not self._how.name:
+        if not self.is_on:
             return residuals
         try:
             for change in changes:
-                if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
+                if change.dtype.kind != "f" or change.remotes[0].layout.is_half:
                     continue
                 if self._how.name != "topk":
                     self._halve(change, _HALVES[self._how.name])
@@ -257,7 +272,7 @@ class Compressor:
 
     def _select(self, change: Change, residuals: Residuals) -> None:
         total = converted(change)
-        name = change.remote.name
+        name = change.remotes[0].name
         with self._lock:
             before = self._behind.get(name)
             if before is None:
@@ -289,6 +304,146 @@ class _ReplicaGradients:
         self.pairs = pairs
 
 
+@dataclass
+class _Group:
+    """Small variables of one server and dtype, whose gradients travel in one array.
+
+    Attributes:
+        positions: Positions of the variables in the list of variables.
+        remotes: The variables, in the order in which they were created.
+        shapes: Their shapes.
+        entries: The entries of push messages, by rule.
+    """
+
+    positions: list[int]
+    remotes: tuple[RemoteVariable, ...] = ()
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    entries: dict[int, bytes] = field(default_factory=dict)
+
+
+class PushLayout:
+    """The prepared layout of the pushes of a list of variables.
+
+    Args:
+        variables: Different variables of one strategy.
+
+    Attributes:
+        variables: The argument.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.variables = variables
+        groups: dict[tuple[Connection, np.dtype[Any]], _Group] = {}
+        self._others: list[int] = []
+        for position, variable in enumerate(variables):
+            remote = variable.remotes[0]
+            is_small = 0 < remote.layout.data_bytes < JOINED_BYTES
+            if is_small and len(variable.remotes) == 1:
+                key = remote.connection, remote.layout.dtype
+                groups.setdefault(key, _Group([])).positions.append(position)
+            else:
+                self._others.append(position)
+        self._groups = list(groups.values())
+        for group in self._groups:  # the order of creation is the order in the server's buckets
+            group.positions.sort(key=lambda position: variables[position].remotes[0].number)
+            group.remotes = tuple([variables[position].remotes[0] for position in group.positions])
+            group.shapes = [variables[position].shape for position in group.positions]
+        self._results = self._indices_of_results()
+        self._has_parts = any(len(variable.remotes) > 1 for variable in variables)
+
+    def changes(
+        self,
+        gradients: Sequence[Any],
+        rule_of: Callable[[Connection], int],
+        rate: float,
+        *,
+        together: bool,
+    ) -> list[list[Change]]:
+        """Return the changes for the gradients, as one list for each group and variable.
+
+        Args:
+            gradients: One for each variable.
+            rule_of: Returns the number of the optimizer over a connection.
+            rate: The learning rate; 0 if a schedule computes the rate.
+            together: Whether the gradients of a group may travel in one array. Gradients that need
+                a conversion never do.
+        """
+        divided = []
+        for position in self._others:  # first, so that small arrays fill up the last message
+            variable = self.variables[position]
+            divided.append(gradient_changes(rule_of, rate, gradients[position], variable))
+        for group in self._groups:
+            own = [gradients[position] for position in group.positions]
+            change = _joined_change(group, own, rule_of) if together else None
+            if change is not None:
+                change.rate = rate
+                divided.append([change])
+                continue
+            for position, gradient in zip(group.positions, own, strict=True):
+                variable = self.variables[position]
+                divided.append(gradient_changes(rule_of, rate, gradient, variable))
+        return divided
+
+    def applied(self, result: PushResult | None) -> Applied:
+        """Return the result of a push for the caller of the optimizer.
+
+        Args:
+            result: The versions and the staleness in the order of the changes; the last ones are of
+                the global step. None if the push came too late.
+        """
+        if result is None:
+            return Applied((), (), contributed=False)
+        versions, staleness = result
+        if not self._has_parts:
+            own = [indices[0] for indices in self._results]
+            return Applied(
+                tuple([versions[index] for index in own]),
+                tuple([staleness[index] for index in own]),
+            )
+        return Applied(
+            tuple(
+                variable.version_of([versions[index] for index in own])
+                for variable, own in zip(self.variables, self._results, strict=True)
+            ),
+            tuple(max([staleness[index] for index in own]) for own in self._results),
+        )
+
+    def _indices_of_results(self) -> list[range]:
+        """Return, for each variable, the indices of its parts in the order of the changes."""
+        grouped = [position for group in self._groups for position in group.positions]
+        indices = [range(0)] * len(self.variables)
+        begin = 0
+        for position in self._others + grouped:
+            end = begin + len(self.variables[position].remotes)
+            indices[position] = range(begin, end)
+            begin = end
+        return indices
+
+
+def _joined_change(
+    group: _Group, gradients: Sequence[Any], rule_of: Callable[[Connection], int]
+) -> Change | None:
+    """Return one change for the variables of a group; None if a gradient must be converted."""
+    remote = group.remotes[0]
+    dtype = remote.layout.dtype
+    for gradient, shape in zip(gradients, group.shapes, strict=True):
+        if (
+            gradient.__class__ is not np.ndarray
+            or gradient.dtype != dtype
+            or gradient.shape != shape
+        ):
+            return None
+    rule = rule_of(remote.connection)
+    data = gradients[0] if len(gradients) == 1 else np.concatenate(gradients, axis=None)
+    change = Change(group.remotes, rule, data, entries=group.entries.get(rule, b""))
+    if not change.entries:
+        change.entries = group.entries[rule] = entries_of(change)
+    return change
+
+
+_MAX_LAYOUTS = 64
+
+
 class GradientPusher:
     """The push of gradients by one worker.
 
@@ -316,6 +471,8 @@ class GradientPusher:
         self._nan = nan
         self._compressor = compressor
         self._sync_mode = sync_mode
+        self._layouts: dict[tuple[int, ...], PushLayout] = {}
+        self._step_entries = b""
 
     def push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
         """Push gradients. In a step of several replicas, push the means of their gradients.
@@ -330,24 +487,39 @@ class GradientPusher:
         if self._before_first is not None:
             begin, self._before_first = self._before_first, None
             begin()
-        if any(var.strategy is not self._strategy for _, var in pairs):
-            raise ValueError("all variables of one apply_gradients must belong to one strategy")
-        names = [var.name for _, var in pairs]
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"variables come twice: {twice}; add their gradients first")
+        layout = self._layout_of([var for _, var in pairs])
         context = current_replica.get()
         if context is not None and context.strategy is not self._strategy:
             raise ValueError(
-                f"variable {names[0]!r} does not belong to the strategy that runs this step: was "
-                "it made outside of strategy.scope()?"
+                f"variable {pairs[0][1].name!r} does not belong to the strategy that runs this "
+                "step: was it made outside of strategy.scope()?"
             )
         if context is not None and context.num_replicas_in_sync > 1:
             moved = [(usable_elsewhere(grad), var) for grad, var in pairs]
             own = _ReplicaGradients(optimizer, moved)
             work: Work = context.merge_call(self._push_means, (own,))
             return work
-        return self._push(optimizer, pairs)
+        return self._push(optimizer, [grad for grad, _ in pairs], layout)
+
+    def _layout_of(self, variables: Sequence[Variable]) -> PushLayout:
+        """Return the prepared layout for variables.
+
+        Raises:
+            ValueError: The variables are of another strategy, or one comes twice.
+        """
+        key = tuple(map(id, variables))  # the layout keeps the variables
+        layout = self._layouts.get(key)
+        if layout is None:
+            if any(var.strategy is not self._strategy for var in variables):
+                raise ValueError("all variables of one apply_gradients must belong to one strategy")
+            names = [var.name for var in variables]
+            if len(set(names)) < len(names):
+                twice = sorted({name for name in names if names.count(name) > 1})
+                raise ValueError(f"variables come twice: {twice}; add their gradients first")
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = PushLayout(variables)
+        return layout
 
     def _push_means(self, _: object, each: PerReplica) -> Work:
         """Push the means of the replicas' gradients with the optimizer of the first replica."""
@@ -357,11 +529,13 @@ class GradientPusher:
         variables = [var for _, var in each.values[0].pairs]
         grads = [[grad for grad, _ in replica.pairs] for replica in each.values]
         means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
-        return self._push(each.values[0].optimizer, list(zip(means, variables, strict=True)))
+        return self._push(each.values[0].optimizer, means, self._layout_of(variables))
 
-    def _push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
+    def _push(self, optimizer: Optimizer, grads: Sequence[Any], layout: PushLayout) -> Work:
         rate = optimizer.learning_rate  # read once: another thread may set it
-        pairs = [(_to_host(grad, var), var) for grad, var in pairs]  # start all downloads first
+        variables = layout.variables
+        # This starts all downloads from GPUs before the first one is awaited.
+        grads = [_to_host(grad, var) for grad, var in zip(grads, variables, strict=True)]
         rules: dict[Connection, int] = {}
 
         def rule_of(connection: Connection) -> int:
@@ -371,23 +545,35 @@ class GradientPusher:
             return rule
 
         sent_rate = 0.0 if callable(rate) else rate
-        divided = [gradient_changes(rule_of, sent_rate, grad, var) for grad, var in pairs]
+        # Norms and residuals of top-k compression are of single variables.
+        together = optimizer.clipnorm is None and not self._compressor.is_on
+        divided = layout.changes(grads, rule_of, sent_rate, together=together)
         changes = [change for parts in divided for change in parts]
         if not self._nan.allows(changes):
             return self._sync_mode.pass_over().then(lambda _: Applied((), (), contributed=False))
         _clip(optimizer, divided)
-        counts = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         residuals = self._compressor.apply(changes)
+
+        def describe() -> str:
+            return describe_step(optimizer, rate, list(zip(grads, variables, strict=True)))
+
         try:
-            changes.append(Change(self._global_step.remotes[0], pb.ADD, ONE))
-            work = self._sync_mode.push(changes, lambda: describe_step(optimizer, rate, pairs))
+            changes.append(self._count_step())
+            work = self._sync_mode.push(changes, describe)
         except BaseException:
             self._compressor.undo(residuals)
             raise
         if residuals.after:
             work.add_done_callback(partial(_undo_uncounted, self._compressor, residuals))
-        changes[0].remote.connection.metrics.values["steps"] += 1
-        return work.then(lambda results: _applied(results, counts))
+        changes[0].connection.metrics.values["steps"] += 1
+        return work.then(layout.applied)
+
+    def _count_step(self) -> Change:
+        """Return the change that adds one to the global step."""
+        change = Change(self._global_step.remotes, pb.ADD, ONE, entries=self._step_entries)
+        if not change.entries:
+            change.entries = self._step_entries = entries_of(change)
+        return change
 
 
 def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) -> str:
@@ -456,7 +642,8 @@ def _to_host(grad: Any, variable: Variable) -> Any:
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
     """Clip gradients: scale the changes, or replace their data.
 
-    The caller's arrays are not written. ``divided`` has one list of changes for each variable.
+    The caller's arrays are not written. ``divided`` has one list of changes for each variable or,
+    without ``clipnorm``, for each group of variables.
     """
     limit = optimizer.clipvalue
     if limit is not None:
@@ -482,24 +669,3 @@ def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) ->
     """Undo the compression of gradients if their push has failed or came too late."""
     if push.error is not None or push.result() is None:
         compressor.undo(residuals)
-
-
-def _applied(
-    pairs: Sequence[tuple[int, int]] | None, variables: Sequence[tuple[Variable, int]]
-) -> Applied:
-    """Return the result of a push for the caller of the optimizer.
-
-    Args:
-        pairs: Version and staleness of each part; the last pair is of the global step. None if the
-            push came too late.
-        variables: The variables, each with the number of its parts.
-    """
-    if pairs is None:
-        return Applied((), (), contributed=False)
-    versions, staleness, begin = [], [], 0
-    for variable, count in variables:
-        own = pairs[begin : begin + count]
-        versions.append(variable.version_of([version for version, _ in own]))
-        staleness.append(max([late for _, late in own]))
-        begin += count
-    return Applied(tuple(versions), tuple(staleness))

@@ -389,11 +389,11 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
         (remote,) = self.remotes
-        return [Change(remote, rule_of(remote.connection), data)]
+        return [Change(self.remotes, rule_of(remote.connection), data)]
 
     def _divided_rows(self, ids: Array, rows: Array, rule_of: RuleOf) -> list[Change]:
         (remote,) = self.remotes
-        return [Change(remote, rule_of(remote.connection), rows, ids=ids.copy())]
+        return [Change(self.remotes, rule_of(remote.connection), rows, ids=ids.copy())]
 
     def version_of(self, versions: Sequence[int]) -> Version:
         """Return the version of the variable from the versions of its parts."""
@@ -441,7 +441,8 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return of_all_replicas(self, push, self._as_array(value))
 
     def _push(self, changes: Sequence[Change]) -> Version:
-        return self.version_of([version for version, _ in push_all(changes).result()])
+        versions, _ = push_all(changes).result()
+        return self.version_of(versions)
 
     def _on_host(self, out: Any, shape: tuple[int, ...]) -> Array | None:
         """Return a host array to pull into, or None if the array must be on a GPU or be checked."""
@@ -517,7 +518,7 @@ class ShardedVariable(Variable):
         if self.parts[0].axis is None:
             data = np.ascontiguousarray(data)  # one copy for all parts
         return [
-            Change(remote, rule_of(remote.connection), part.of(data))
+            Change((remote,), rule_of(remote.connection), part.of(data))
             for part, remote in zip(self.parts, self.remotes, strict=True)
         ]
 
@@ -525,7 +526,7 @@ class ShardedVariable(Variable):
         places = Rows(self.parts, ids)
         return [
             Change(
-                remote,
+                (remote,),
                 rule_of(remote.connection),
                 places.take(rows, number),
                 ids=np.array(places.inside(number)),

@@ -231,7 +231,7 @@ class Variables:
         except Exception:
             remote.connection.abandon(remote.number)
             raise
-        push_all([Change(remote, pb.ASSIGN, first)]).wait()
+        push_all([Change((remote,), pb.ASSIGN, first)]).wait()
 
 
 def _names(name: str, parts: Sequence[Part]) -> list[str]:

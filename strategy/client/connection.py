@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,11 +33,11 @@ from strategy.protocol.push_message import (
     ONE,
     ROWS,
     WHOLE,
-    Entry,
     PushMessage,
     arrays_of,
     copy_scaled,
     messages_of,
+    pack_entries,
     unpack_reply,
     wire_number,
 )
@@ -100,24 +99,29 @@ class Reach:
 
 Array = NDArray[Any]
 
+PushResult = tuple[Sequence[int], Sequence[int]]
+"""The versions after the changes of a push, and the staleness of the changes."""
+
 
 @dataclass(slots=True)
 class Change:
-    """One change of one variable.
+    """One change of one variable, or of several small variables of one server and dtype.
 
     Attributes:
-        remote: The variable.
+        remotes: The variables. Several variables have one flat array of all their values.
         rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
         data: The values, with any strides, in the shape of the variable, rows or elements. They are
             converted when they are sent.
-        scale: A factor for the values. ids: Unique row numbers of ``data``, int64; None for the
-            whole variable. wire: The dtype in which the values are sent; None for the dtype of the
-            variable. element_ids: Indices of the elements of ``data`` in the flattened variable,
-            ascending, int64. The other elements are 0. None if ``data`` has all elements.
+        scale: A factor for the values.
+        ids: Unique row numbers of ``data``, int64; None for the whole variable.
+        wire: The dtype in which the values are sent; None for the dtype of the variable.
+        element_ids: Indices of the elements of ``data`` in the flattened variable, ascending,
+            int64. The other elements are 0. None if ``data`` has all elements.
         rate: The learning rate. 0 if the rule is not an optimizer, or if it has a schedule.
+        entries: The entries of the message for ``remotes``, if they are known.
     """
 
-    remote: RemoteVariable
+    remotes: Sequence[RemoteVariable]
     rule: int
     data: Array
     scale: float = 1.0
@@ -125,16 +129,38 @@ class Change:
     wire: np.dtype[Any] | None = None
     element_ids: Array | None = None
     rate: float = 0.0
+    entries: bytes = b""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the server of the variables."""
+        return self.remotes[0].connection
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the variables."""
+        return self.remotes[0].layout.dtype
 
     @property
     def travels_in(self) -> np.dtype[Any]:
         """The dtype in which the values are sent."""
-        return self.remote.layout.dtype if self.wire is None else self.wire
+        return self.remotes[0].layout.dtype if self.wire is None else self.wire
 
     @property
     def is_whole(self) -> bool:
-        """True if ``data`` has all elements of the variable."""
+        """True if ``data`` has all elements of the variables."""
         return self.ids is None and self.element_ids is None
+
+    def divided(self) -> Iterator[tuple[RemoteVariable, Array]]:
+        """Yield each variable with its values."""
+        if len(self.remotes) == 1:
+            yield self.remotes[0], self.data
+            return
+        begin = 0
+        for remote in self.remotes:
+            end = begin + remote.layout.size
+            yield remote, self.data[begin:end]
+            begin = end
 
 
 def check_change(
@@ -183,9 +209,16 @@ def global_norm(changes: Sequence[Change]) -> float:
     norms = [_norm(np.ravel(change.data)) for change in changes]
     for change, norm in zip(changes, norms, strict=True):
         if not math.isfinite(norm):
+            name = next(
+                (
+                    remote.name
+                    for remote, data in change.divided()
+                    if not math.isfinite(_norm(np.ravel(data)))
+                ),
+                change.remotes[0].name,
+            )
             raise ValueError(
-                f"the gradient of variable {change.remote.name!r} cannot be clipped: its norm is "
-                f"{norm}"
+                f"the gradient of variable {name!r} cannot be clipped: its norm is {norm}"
             )
     return math.hypot(*norms)
 
@@ -218,12 +251,12 @@ def push_all(
         decision: See :meth:`Connection.push`.
 
     Returns:
-        A Work. Its result is the list of (version, staleness) after each change, in order.
+        A Work. Its result is the versions after the changes and their staleness, one of each for
+        each variable, in order.
     """
     by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
     for position, change in enumerate(changes):
-        by_server.setdefault(change.remote.connection, []).append(position)
-    order = [position for positions in by_server.values() for position in positions]
+        by_server.setdefault(change.connection, []).append(position)
     first = next(iter(by_server))
     # Each push carries the sequence number of the last push to every server (a vector clock), so
     # threads must not interleave pushes to several servers.
@@ -231,7 +264,7 @@ def push_all(
         if len(by_server) > 1:
             for connection in by_server:
                 connection.make_room()  # may raise, so before the first server gets its part
-        sent = [0] * (1 + max(connection.index for connection in first.siblings))
+        sent = [0] * (1 + max([connection.index for connection in first.siblings]))
         for connection in first.siblings:
             sent[connection.index] = connection.sequence + (connection in by_server)
         works = []
@@ -246,11 +279,10 @@ def push_all(
             raise
     if len(works) == 1:
         return works[0]
+    counts = [len(change.remotes) for change in changes]
     whole = gather_works("push", works)
     whole.add_done_callback(lambda _: _tell_once(works))
-    return whole.then(
-        lambda results: _in_order([pair for result in results for pair in result], order)
-    )
+    return whole.then(lambda results: _in_order(results, list(by_server.values()), counts))
 
 
 def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
@@ -279,12 +311,27 @@ def _tell_once(works: Sequence[Work]) -> None:
         other.__context__ = problems[0]
 
 
-def _in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return results sorted by their positions in ``order``."""
-    result = [None] * len(pairs)
-    for position, pair in zip(order, pairs, strict=True):
-        result[position] = pair
-    return result
+def _in_order(
+    results: Sequence[PushResult], positions: Sequence[Sequence[int]], counts: Sequence[int]
+) -> PushResult:
+    """Combine the results of several servers.
+
+    Args:
+        results: The result of each server.
+        positions: The positions of each server's changes among all changes.
+        counts: The number of variables of each change.
+    """
+    by_change: list[PushResult] = [((), ())] * len(counts)
+    for (versions, staleness), own in zip(results, positions, strict=True):
+        begin = 0
+        for position in own:
+            end = begin + counts[position]
+            by_change[position] = versions[begin:end], staleness[begin:end]
+            begin = end
+    return (
+        [version for versions, _ in by_change for version in versions],
+        [late for _, staleness in by_change for late in staleness],
+    )
 
 
 _MAX_PUSHES = 16  # pushes in flight
@@ -497,7 +544,8 @@ class Connection:
                 the ps task. Empty if there is one server.
 
         Returns:
-            A Work. Its result is the list of (version, staleness) after each change.
+            A Work. Its result is the versions after the changes and their staleness, one of each
+            for each variable.
         """
         begin = time.time()
         with self._pushing:
@@ -509,7 +557,10 @@ class Connection:
                 request = pb.SliceRequest(connection=self.number, index=index)
                 self._send("PushSlice", request, arrays)
             push = PushMessage(self.number, slices=len(slices), sent=sent)
-            push.entries = [_entry_of(change) for change in changes]
+            remotes = [remote for change in changes for remote in change.remotes]
+            push.entries = b"".join([change.entries or entries_of(change) for change in changes])
+            push.seen = [remote.seen for remote in remotes]
+            push.rates = [change.rate for change in changes for _ in change.remotes]
             if decision is not None:
                 push.step, push.members = decision.step, decision.members
             self._wait_for_credit(last)  # an interrupt up to here loses no push
@@ -519,11 +570,10 @@ class Connection:
             except BaseException:  # Ctrl-C: the push may have been sent
                 self._pass_by(sent)
                 raise
-            for change in changes:
-                change.remote.seen += 1
-            remotes = [change.remote for change in changes]
-            gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
-            work = call.then(lambda reply: self._applied(reply, remotes, gradients))
+            for remote in remotes:
+                remote.seen += 1
+            counts = [(len(one.remotes), one.rule >= pb.FIRST_OPTIMIZER) for one in changes]
+            work = call.then(lambda reply: self._applied(reply, remotes, counts))
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
@@ -671,20 +721,26 @@ class Connection:
             self._sent.popleft()
 
     def _applied(
-        self,
-        reply: Reply,
-        remotes: Sequence[RemoteVariable],
-        gradients: Sequence[bool],
-    ) -> list[tuple[int, int]]:
-        """Record the reply to a push. Return the version and the staleness of each change."""
+        self, reply: Reply, remotes: Sequence[RemoteVariable], counts: Sequence[tuple[int, bool]]
+    ) -> PushResult:
+        """Record the reply to a push. Return the versions and the staleness.
+
+        Args:
+            reply: The reply.
+            remotes: The variables.
+            counts: For each change, the number of its variables, and True if it has gradients.
+        """
         versions, staleness = unpack_reply(reply.body)
-        pairs = list(zip(versions, staleness, strict=True))
-        for remote, (version, _) in zip(remotes, pairs, strict=True):
-            remote.known = max(remote.known, version)
-        values = self.metrics.values
-        values["changes"] += sum(gradients)
-        values["staleness"] += sum(itertools.compress([late for _, late in pairs], gradients))
-        return pairs
+        for remote, version in zip(remotes, versions, strict=True):
+            if version > remote.known:
+                remote.known = version
+        values, begin = self.metrics.values, 0
+        for count, has_gradients in counts:
+            if has_gradients:
+                values["changes"] += count
+                values["staleness"] += sum(staleness[begin : begin + count])
+            begin += count
+        return versions, staleness
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
@@ -697,7 +753,8 @@ def _decision(reply: Reply) -> Decision:
     return Decision(answer.step, tuple(answer.members), answer.problem)
 
 
-def _entry_of(change: Change) -> Entry:
+def entries_of(change: Change) -> bytes:
+    """Return the entries of a push message for a change."""
     kind = WHOLE
     if change.ids is not None:
         kind = ROWS
@@ -705,8 +762,8 @@ def _entry_of(change: Change) -> Entry:
         kind = ELEMENTS
     elif change.data is ONE:
         kind = INCREMENT
-    remote = change.remote
-    return remote.number, change.rule, remote.seen, change.rate, kind, wire_number(change.wire)
+    wire = wire_number(change.wire)
+    return pack_entries([(remote.number, change.rule, kind, wire) for remote in change.remotes])
 
 
 def definition(optimizer: Optimizer) -> pb.OptimizerDef:

@@ -1,8 +1,11 @@
-"""The messages of pushes: the arrays, and the message with one entry for each change.
+"""The messages of pushes: the arrays, and the message with one entry for each changed variable.
 
 The message has numbers of fixed size, little-endian, because small pushes are frequent: a header,
-the members of the step, the sequence numbers of the worker's last pushes to all servers, and an
-entry for each change. The reply has the versions after the changes, then their staleness.
+the members of the step, the sequence numbers of the worker's last pushes to all servers, the
+versions that the changes were computed from, the learning rates, and the entries. The entries come
+last and apart from the numbers that change with each push. Pushes of the same variables have the
+same entries, by which a server finds its prepared targets. The reply has the versions after
+the changes, then their staleness.
 
 Workers write and servers read the arrays in the order of the changes. Row numbers and element
 indices are separate arrays. Values below :data:`JOINED_BYTES` are joined in one array for each
@@ -48,7 +51,7 @@ def arrays_of(changes: Sequence[Change]) -> list[Array]:
             continue
         arrays += [numbers for numbers in (change.ids, change.element_ids) if numbers is not None]
         dtype = change.travels_in
-        if change.data.size * dtype.itemsize >= JOINED_BYTES:
+        if len(change.remotes) == 1 and change.data.size * dtype.itemsize >= JOINED_BYTES:
             values = _joined([change])
             arrays += slices_of(values) if change.is_whole else [values]
         elif dtype in joined:
@@ -179,16 +182,26 @@ def _checked(values: Array, size: int) -> Array:
 
 # Connection, number of slices, sequence number, step, and the lengths of members, sent and entries.
 _HEADER = struct.Struct("<IIQQIII")
-_ENTRY = struct.Struct("<IIQdBB")
+_ENTRY = struct.Struct("<IIBB")
 
 WHOLE, ROWS, ELEMENTS, INCREMENT = 0, 1, 2, 3
-"""Kinds of changes: the whole variable, some rows, or some elements."""
+"""Kinds of changes: of a whole variable, of some rows, of some elements, or by one."""
 
 _WIRES = {dtype: number for number, dtype in enumerate(DTYPES, 1)}
 
-Entry = tuple[int, int, int, float, int, int]
-"""Variable, rule, version from which the change was computed, learning rate, kind, and the number
-of the dtype in which the values are sent (0: the dtype of the variable)."""
+Entry = tuple[int, int, int, int]
+"""Number of a variable, rule, kind, and number of the dtype in which the values are sent (0: the
+dtype of the variable)."""
+
+
+def pack_entries(entries: Sequence[Entry]) -> bytes:
+    """Encode entries. Pushes of the same variables have equal bytes."""
+    return b"".join([_ENTRY.pack(*entry) for entry in entries])
+
+
+def unpack_entries(packed: bytes) -> list[Entry]:
+    """Decode entries."""
+    return list(_ENTRY.iter_unpack(packed))
 
 
 def wire_number(dtype: np.dtype[Any] | None) -> int:
@@ -213,7 +226,9 @@ class PushMessage:
         members: The workers whose changes are averaged in the step, ascending. Empty if the push is
             applied alone.
         sent: Sequence numbers of the worker's last pushes to all servers, this push included.
-        entries: The changes, in order.
+        entries: The changed variables, in order; see :func:`pack_entries`.
+        seen: For each entry, the version from which the change was computed.
+        rates: For each entry, the learning rate.
     """
 
     connection: int
@@ -222,17 +237,21 @@ class PushMessage:
     step: int = 0
     members: Sequence[int] = ()
     sent: Sequence[int] = ()
-    entries: Sequence[Entry] = ()
+    entries: bytes = b""
+    seen: Sequence[int] = ()
+    rates: Sequence[float] = ()
 
     def pack(self) -> bytes:
         """Encode the message as bytes."""
-        members, sent, entries = self.members, self.sent, self.entries
+        members, sent, seen = self.members, self.sent, self.seen
+        count = len(seen)
         header = _HEADER.pack(
-            self.connection, self.slices, self.sequence, self.step,
-            len(members), len(sent), len(entries),
-        )  # fmt: skip
-        lists = struct.pack(f"<{len(members)}I{len(sent)}Q", *members, *sent)
-        return b"".join((header, lists, *[_ENTRY.pack(*entry) for entry in entries]))
+            self.connection, self.slices, self.sequence, self.step, len(members), len(sent), count
+        )
+        numbers = struct.pack(
+            f"<{len(members)}I{len(sent)}Q{count}Q{count}d", *members, *sent, *seen, *self.rates
+        )
+        return b"".join((header, numbers, self.entries))
 
     @classmethod
     def unpack(cls, body: bytes) -> PushMessage:
@@ -242,19 +261,22 @@ class PushMessage:
             InvalidArgumentError: The bytes are not the message of a push.
         """
         try:
-            connection, slices, sequence, step, members, sent, entries = _HEADER.unpack_from(body)
-            start = _HEADER.size + 4 * members + 8 * sent
-            if len(body) == start + entries * _ENTRY.size:
-                numbers = struct.unpack_from(f"<{members}I{sent}Q", body, _HEADER.size)
-                rows = list(_ENTRY.iter_unpack(body[start:]))
-                lists = numbers[:members], numbers[members:]
-                return cls(connection, sequence, slices, step, *lists, rows)
+            connection, slices, sequence, step, members, sent, count = _HEADER.unpack_from(body)
+            end = _HEADER.size + 4 * members + 8 * sent + 16 * count
+            if len(body) == end + count * _ENTRY.size:
+                numbers = struct.unpack_from(
+                    f"<{members}I{sent}Q{count}Q{count}d", body, _HEADER.size
+                )
+                first = members + sent  # index of the first version
+                lists = numbers[:members], numbers[members:first]
+                versions = numbers[first : first + count], numbers[first + count :]
+                return cls(connection, sequence, slices, step, *lists, body[end:], *versions)
         except struct.error as error:
             raise errors.InvalidArgumentError(
                 f"the message of a push is not valid: {error}"
             ) from error
         raise errors.InvalidArgumentError(
-            f"the message of a push has {len(body)} bytes for {entries} changes"
+            f"the message of a push has {len(body)} bytes for {count} changes"
         )
 
 

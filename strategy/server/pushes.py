@@ -26,6 +26,7 @@ from strategy.protocol.push_message import (
     in_blocks,
     pack_reply,
     scattered,
+    unpack_entries,
     wire_dtype,
 )
 from strategy.rules import FoundRule, Kind
@@ -36,42 +37,65 @@ from strategy.server.variable_store import ServedConnection, Training, VariableE
 Array = NDArray[Any]
 
 
-@dataclass(slots=True)
-class ReceivedChange:
-    """A change of one variable, or of one or more adjacent variables of a bucket.
+@dataclass(slots=True, eq=False)
+class Target:
+    """The constant facts of a change: the same for all pushes with the same entries.
 
     Attributes:
-        variables: The variable or variables.
+        variables: One variable, or adjacent variables of a bucket.
         rule: Number of the rule; see ``Rule`` in ``parameter_server.proto``.
-        rate: The learning rate of an optimizer without a schedule.
-        seen: Versions from which the change was computed, one for each variable.
-        values: The values, flat, in the dtype in which they were sent. Large values have several
-            slices.
-        ids: Unique row numbers, int64; None unless the change is of rows. element_ids: Indices of
-            single elements, ascending, int64; None unless the change is of single elements.
-        increments: True if the change adds one to a variable of one element.
+        kind: The kind of the change; see ``WHOLE``.
+        dtype: The dtype in which the values are sent.
         in_bucket: True if the rule may update the memory of the bucket. False for a variable that
             must be updated by itself.
+        size: Number of elements of the variables.
     """
 
     variables: Sequence[VariableEntry]
     rule: int
-    rate: float
-    seen: Sequence[int]
-    values: Sequence[Array]
-    ids: Array | None = None
-    element_ids: Array | None = None
-    increments: bool = False
+    kind: int
+    dtype: np.dtype[Any]
     in_bucket: bool = False
+    size: int = 0
 
     @property
-    def kind(self) -> tuple[list[int], bool]:
+    def what(self) -> tuple[list[int], bool]:
         """The variables, and True for rows; the same for all members of a step."""
-        return [variable.identity for variable in self.variables], self.ids is not None
+        return [variable.identity for variable in self.variables], self.kind == ROWS
+
+    def divided(self) -> list[Target]:
+        """Return one target for each variable."""
+        return [
+            Target((one,), self.rule, self.kind, self.dtype, size=one.shard.layout.size)
+            for one in self.variables
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedChange:
+    """A change of one variable, or of adjacent variables of a bucket.
+
+    Attributes:
+        target: The constant facts.
+        rate: The learning rate of an optimizer without a schedule.
+        seen: Versions from which the change was computed, one for each variable.
+        values: The values, flat, in the dtype in which they were sent. Large values have several
+            slices.
+        ids: Unique row numbers, int64; None unless the change is of rows.
+        element_ids: Indices of single elements, ascending, int64; None unless the change is of
+            single elements.
+    """
+
+    target: Target
+    rate: float
+    seen: Sequence[int]
+    values: Sequence[Array] = ()
+    ids: Array | None = None
+    element_ids: Array | None = None
 
     def blocks(self) -> Blocks:
         """Return the values of the whole variable, block by block."""
-        layout = self.variables[0].shard.layout
+        layout = self.target.variables[0].shard.layout
         if self.element_ids is not None:
             return scattered(self.element_ids, self.values[0], layout.size)
         return in_blocks(self.values, layout.dtype)
@@ -79,16 +103,15 @@ class ReceivedChange:
     def rows(self) -> tuple[Array, Array]:
         """Return the row numbers and the flat values of the rows."""
         assert self.ids is not None
-        dtype = self.variables[0].shard.layout.dtype
+        dtype = self.target.variables[0].shard.layout.dtype
         return self.ids, self.values[0].astype(dtype, copy=False)
 
     def divided(self) -> list[ReceivedChange]:
         """Return one change for each variable."""
         changes, start = [], 0
-        for variable, seen in zip(self.variables, self.seen, strict=True):
-            end = start + variable.shard.layout.size
-            values = (self.values[0][start:end],)
-            changes.append(ReceivedChange((variable,), self.rule, self.rate, (seen,), values))
+        for target, seen in zip(self.target.divided(), self.seen, strict=True):
+            end = start + target.size
+            changes.append(ReceivedChange(target, self.rate, (seen,), (self.values[0][start:end],)))
             start = end
         return changes
 
@@ -114,15 +137,69 @@ class ReceivedPush:
     begun: bool = False
 
 
-def read_changes(
-    entries: Sequence[Entry], arrays: Sequence[Array], variables: Sequence[VariableEntry]
-) -> list[ReceivedChange]:
-    """Return the changes of a push. Adjacent small variables share one change.
+_MAX_TARGETS = 256
+
+
+class TargetCache:
+    """The targets of recent pushes, by the entries of their messages.
+
+    Most pushes change the same variables as an earlier push. Variables are never removed from the
+    server, so their targets stay valid.
 
     Args:
-        entries: The entries of the message.
-        arrays: The arrays of all PushSlice messages, then of the push message.
         variables: The variables of the server, by number.
+    """
+
+    def __init__(self, variables: Sequence[VariableEntry]) -> None:
+        self._variables = variables
+        self._known: dict[bytes, list[Target]] = {}
+
+    def targets(self, entries: bytes) -> list[Target]:
+        """Return the targets of a push. Adjacent small variables share one target.
+
+        Args:
+            entries: The entries of the message.
+        """
+        known = self._known.get(entries)
+        if known is None:
+            if len(self._known) >= _MAX_TARGETS:
+                self._known.clear()
+            known = self._known[entries] = self._grouped(unpack_entries(entries))
+        return known
+
+    def _grouped(self, entries: Sequence[Entry]) -> list[Target]:
+        targets: list[Target] = []
+        begin = 0
+        while begin < len(entries):
+            number, *how = entries[begin]
+            rule, kind, wire = how
+            variables = [self._variables[number]]
+            layout, span = variables[0].shard.layout, variables[0].shard.span
+            target = Target(variables, rule, kind, wire_dtype(wire, layout.dtype))
+            target.in_bucket = span is not None and kind == WHOLE and not wire
+            target.size = layout.size
+            while target.in_bucket and begin + len(variables) < len(entries):
+                number, *others = entries[begin + len(variables)]
+                following = self._variables[number]
+                last, span = span, following.shard.span
+                if others != how or not (last and span and span.comes_after(last)):
+                    break
+                variables.append(following)
+                target.size += span.size
+            targets.append(target)
+            begin += len(variables)
+        return targets
+
+
+def read_changes(
+    message: PushMessage, targets: Sequence[Target], arrays: Sequence[Array]
+) -> list[ReceivedChange]:
+    """Return the changes of a push.
+
+    Args:
+        message: The message.
+        targets: The targets of its entries.
+        arrays: The arrays of all PushSlice messages, then of the push message.
 
     Raises:
         InvalidArgumentError: The arrays do not fit the message.
@@ -130,54 +207,31 @@ def read_changes(
     reader = ArrayReader(arrays)
     changes: list[ReceivedChange] = []
     begin = 0
-    while begin < len(entries):
-        first = entries[begin]
-        variable, end = variables[first[0]], begin + 1
-        span = variable.shard.span
-        if span is None or first[4] != WHOLE or first[5]:
-            changes.append(_single(first, variable, reader))
-            begin = end
-            continue
-        adjacent, size = [variable], span.size
-        while end < len(entries) and _is_alike(entries[end], first):
-            variable = variables[entries[end][0]]
-            following = variable.shard.span
-            if following is None or not following.comes_after(span):
-                break
-            span = following
-            adjacent.append(variable)
-            size += span.size
-            end += 1
-        values = reader.joined_values(adjacent[0].shard.layout.dtype, size)
-        seen = [entry[2] for entry in entries[begin:end]]
-        change = ReceivedChange(adjacent, first[1], first[3], seen, (values,), in_bucket=True)
+    for target in targets:
+        end = begin + len(target.variables)
+        change = ReceivedChange(target, message.rates[begin], message.seen[begin:end])
+        if target.in_bucket:
+            change.values = (reader.joined_values(target.dtype, target.size),)
+        elif target.kind != INCREMENT:
+            _read_values(change, reader)
         changes.append(change)
         begin = end
     return changes
 
 
-def _is_alike(entry: Entry, first: Entry) -> bool:
-    """Return whether two entries have the same rule, learning rate, kind and dtype."""
-    return entry[1] == first[1] and entry[3:] == first[3:]
-
-
-def _single(entry: Entry, variable: VariableEntry, reader: ArrayReader) -> ReceivedChange:
-    _, rule, seen, rate, kind, wire = entry
-    layout = variable.shard.layout
-    dtype = wire_dtype(wire, layout.dtype)
-    change = ReceivedChange((variable,), rule, rate, (seen,), ())
-    if kind == ROWS:
+def _read_values(change: ReceivedChange, reader: ArrayReader) -> None:
+    """Read the values of a change of a single variable."""
+    target = change.target
+    layout = target.variables[0].shard.layout
+    if target.kind == ROWS:
         change.ids = reader.numbers()
         width = layout.size // max(layout.shape[0], 1) if layout.shape else 0
-        change.values = (reader.values(dtype, change.ids.size * width),)
-    elif kind == ELEMENTS:
+        change.values = (reader.values(target.dtype, change.ids.size * width),)
+    elif target.kind == ELEMENTS:
         change.element_ids = reader.numbers()
-        change.values = (reader.values(dtype, change.element_ids.size),)
-    elif kind == INCREMENT:
-        change.increments = True
+        change.values = (reader.values(target.dtype, change.element_ids.size),)
     else:
-        change.values = reader.slices(dtype, layout.size)
-    return change
+        change.values = reader.slices(target.dtype, layout.size)
 
 
 class Outcome:
@@ -247,7 +301,9 @@ class Applier:
     def _check_alike(self, batch: Sequence[ReceivedPush]) -> None:
         if len(batch) == 1:
             return
-        kinds = [(push.message.step, [change.kind for change in push.changes]) for push in batch]
+        kinds = [
+            (push.message.step, [change.target.what for change in push.changes]) for push in batch
+        ]
         if any(kind != kinds[0] for kind in kinds):
             raise errors.InternalError(
                 f"{self._server} got pushes that do not form a step: {kinds}"
@@ -255,11 +311,11 @@ class Applier:
 
     def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
         """Divide a change of a bucket, unless the rule can update its variables together."""
-        first = changes[0]
-        if not first.in_bucket:
+        target = changes[0].target
+        if not target.in_bucket:
             return [changes]
-        name, rule = self._rules.rule_of(first.rule)
-        steps = {variable.shard.steps.get(name, 0) for variable in first.variables}
+        name, rule = self._rules.rule_of(target.rule)
+        steps = {variable.shard.steps.get(name, 0) for variable in target.variables}
         if len(steps) == 1 and rule.kind in (Kind.PLAIN, Kind.OPTIMIZER):
             if not rule.slots:
                 return [changes]
@@ -267,23 +323,22 @@ class Applier:
                 slots = [
                     variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
                     for slot in rule.slots
-                    for variable in first.variables
+                    for variable in target.variables
                 ]
                 # Slots from a checkpoint may have another dtype, and then lie outside the bucket.
-                if all(slot.dtype == first.values[0].dtype for slot in slots):
+                if all(slot.dtype == target.dtype for slot in slots):
                     return [changes]
         return list(zip(*[change.divided() for change in changes], strict=True))
 
     def _change(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
         """Apply a change, and record versions and staleness."""
-        first = changes[0]
-        variables = first.variables
-        shard = variables[0].shard
-        found = self._rules.find(first.rule, first.rate, shard)
+        first, target = changes[0], changes[0].target
+        shard = target.variables[0].shard
+        found = self._rules.find(target.rule, first.rate, shard)
         self._count(changes, outcomes)
-        if first.increments:
+        if target.kind == INCREMENT:
             shard.increment()
-        elif first.in_bucket:
+        elif target.in_bucket:
             self._change_bucket(changes, found)
         elif first.ids is not None:
             if found[1].kind is Kind.WHOLE:
@@ -295,23 +350,27 @@ class Applier:
         else:
             each = [change.blocks() for change in changes]
             shard.apply(*found, mean_of_blocks(each, shard.layout, self._sums))
-        self._finish(variables, outcomes)
+        self._finish(target.variables, outcomes)
 
     def _count(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
         """Record the staleness of changes before they are applied."""
-        versions = [variable.shard.version for variable in changes[0].variables]
+        target = changes[0].target
+        versions = tuple([variable.shard.version for variable in target.variables])
         total = 0
         for change, outcome in zip(changes, outcomes, strict=True):
+            if change.seen == versions:
+                outcome.staleness += [0] * len(versions)
+                continue
             late = [v - min(seen, v) for v, seen in zip(versions, change.seen, strict=True)]
             outcome.staleness += late
             total += sum(late)
-        if changes[0].rule >= pb.FIRST_OPTIMIZER:
+        if target.rule >= pb.FIRST_OPTIMIZER:
             self._metrics.values["changes"] += len(versions) * len(changes)
             self._metrics.values["staleness"] += total
 
     def _change_bucket(self, changes: Sequence[ReceivedChange], found: FoundRule) -> None:
         """Change adjacent variables of a bucket together."""
-        shards = [variable.shard for variable in changes[0].variables]
+        shards = [variable.shard for variable in changes[0].target.variables]
         spans = [shard.span for shard in shards if shard.span is not None]
         gradient = changes[0].values[0]
         if len(changes) > 1:
@@ -383,6 +442,7 @@ class Pushes:
         self._server = server
         self._store = store
         self._applier = Applier(server, store, rules, metrics)
+        self._targets = TargetCache(store.variables)
         self._metrics = metrics
         self._steps: dict[Training, _Steps] = {}
         self._cut: Cut | None = None
@@ -436,7 +496,8 @@ class Pushes:
         connection.sequence = message.sequence
         push = ReceivedPush(message, connection, request)
         try:
-            push.changes = read_changes(message.entries, arrays, self._store.variables)
+            targets = self._targets.targets(message.entries)
+            push.changes = read_changes(message, targets, arrays)
         except errors.InvalidArgumentError as error:
             push.problem = error  # raised in its turn, since the other members of the step wait
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])

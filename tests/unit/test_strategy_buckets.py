@@ -154,14 +154,14 @@ def test_what_is_not_alike_is_changed_in_order(make, calls):
     calls.clear()
 
     def change(v, rule, value):
-        return Change(v.remotes[0], rule, np.full(4, value, v.dtype))
+        return Change(v.remotes, rule, np.full(4, value, v.dtype))
 
-    row = Change(a.remotes[0], pb.ADD, np.array([100.0]), ids=np.array([2]))
+    row = Change(a.remotes, pb.ADD, np.array([100.0]), ids=np.array([2]))
     changes = [
         change(a, pb.ADD, 1), change(b, pb.ADD, 2), change(a, pb.ADD, 4), change(c, pb.ADD, 8),
         row, change(a, pb.MUL, 2), change(b, pb.MUL, 3),
     ]  # fmt: skip
-    pairs = push_all(changes).result(30)
+    pairs = list(zip(*push_all(changes).result(30), strict=True))
     assert calls == [2, 1, 1, 2]
     assert pairs == [(2, 0), (2, 0), (3, 1), (2, 0), (4, 2), (5, 3), (3, 1)]
     np.testing.assert_array_equal(a, [12, 12, 212, 12])

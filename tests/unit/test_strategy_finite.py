@@ -18,7 +18,7 @@ LARGE = [1e-300, 3.3e38, 3.5e38, 65519.0, 65520.0, 1e200, np.inf, -np.inf, np.na
 
 def names(data, dtype):
     remote = SimpleNamespace(origin=SimpleNamespace(variable="v"), layout=Layout(data.shape, dtype))
-    return not_finite([Change(remote, 0, data)])
+    return not_finite([Change((remote,), 0, data)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

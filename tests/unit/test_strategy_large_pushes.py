@@ -19,7 +19,14 @@ from mpidist.rpc import endpoint
 from strategy import IndexedSlices, optimizers
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol import push_message
-from strategy.protocol.push_message import WHOLE, PushMessage, pack_reply, unpack_reply
+from strategy.protocol.push_message import (
+    WHOLE,
+    PushMessage,
+    pack_entries,
+    pack_reply,
+    unpack_entries,
+    unpack_reply,
+)
 
 SLICE = 1 << 20
 SIZE = 3 * SLICE // 8 + 5  # float64: four messages
@@ -316,8 +323,8 @@ def test_bad_messages_change_nothing(make, sequence, slices, arrays, match):
     v = variable(strategy, "v", 4, "ones")
     (connection,) = strategy._connections
     assert connection.sequence == 2
-    entry = (v.remotes[0].number, pb.ADD, 0, 0.0, WHOLE, 0)
-    bad = PushMessage(connection.number, sequence, slices, entries=[entry])
+    entries = pack_entries([(v.remotes[0].number, pb.ADD, WHOLE, 0)])
+    bad = PushMessage(connection.number, sequence, slices, entries=entries, seen=(0,), rates=(0.0,))
     with pytest.raises(errors.Error, match=match):
         connection.start("Push", bad.pack(), arrays).result()
     connection._sequence = 3
@@ -366,20 +373,25 @@ def test_a_first_value_may_take_longer_than_a_call(make, pool, monkeypatch):
 @given(
     members=st.lists(st.integers(0, 2**32 - 1), max_size=4),
     sent=st.lists(st.integers(0, 2**64 - 1), max_size=4),
-    entries=st.lists(
+    changes=st.lists(
         st.tuples(
-            st.integers(0, 2**32 - 1),
-            st.integers(0, 2**32 - 1),
+            st.tuples(
+                st.integers(0, 2**32 - 1),
+                st.integers(0, 2**32 - 1),
+                st.sampled_from([0, 1, 2, 3]),
+                st.integers(0, 13),
+            ),
             st.integers(0, 2**64 - 1),
             st.floats(allow_nan=False),
-            st.sampled_from([0, 1, 2]),
-            st.integers(0, 13),
         ),
         max_size=5,
     ),
 )
-def test_messages_are_read_as_they_were_written(members, sent, entries):
-    message = PushMessage(7, 2**63, 3, 2**40, tuple(members), tuple(sent), entries)
+def test_messages_are_read_as_they_were_written(members, sent, changes):
+    entries, seen, rates = zip(*changes, strict=True) if changes else ((), (), ())
+    packed = pack_entries(entries)
+    assert unpack_entries(packed) == list(entries)
+    message = PushMessage(7, 2**63, 3, 2**40, tuple(members), tuple(sent), packed, seen, rates)
     body = message.pack()
     assert PushMessage.unpack(body) == message
     for end in range(len(body)):
