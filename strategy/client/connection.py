@@ -254,16 +254,17 @@ def push_all(
         A Work. Its result is the versions after the changes and their staleness, one of each for
         each variable, in order.
     """
+    first = to[0] if to else changes[0].connection
+    if len(first.siblings) == 1:
+        return first.push(changes, decision)
     by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
     for position, change in enumerate(changes):
         by_server.setdefault(change.connection, []).append(position)
-    first = next(iter(by_server))
     # Each push carries the sequence number of the last push to every server (a vector clock), so
     # threads must not interleave pushes to several servers.
     with first.pushing_to_all:
-        if len(by_server) > 1:
-            for connection in by_server:
-                connection.make_room()  # may raise, so before the first server gets its part
+        for connection in by_server:
+            connection.make_room()  # may raise, so before the first server gets its part
         sent = [0] * (1 + max([connection.index for connection in first.siblings]))
         for connection in first.siblings:
             sent[connection.index] = connection.sequence + (connection in by_server)
@@ -541,7 +542,7 @@ class Connection:
             decision: The step of the changes, and the members of the step. None for a push that
                 belongs to no step.
             sent: Sequence number of the last push to each server, this push included, by index of
-                the ps task. Empty if there is one server.
+                the ps task. May be left out if the strategy has one server.
 
         Returns:
             A Work. Its result is the versions after the changes and their staleness, one of each
@@ -556,7 +557,7 @@ class Connection:
                 self._wait_for_credit(arrays)
                 request = pb.SliceRequest(connection=self.number, index=index)
                 self._send("PushSlice", request, arrays)
-            push = PushMessage(self.number, slices=len(slices), sent=sent)
+            push = PushMessage(self.number, slices=len(slices))
             remotes = [remote for change in changes for remote in change.remotes]
             push.entries = b"".join([change.entries or entries_of(change) for change in changes])
             push.seen = [remote.seen for remote in remotes]
@@ -566,6 +567,7 @@ class Connection:
             self._wait_for_credit(last)  # an interrupt up to here loses no push
             try:
                 self._sequence = push.sequence = self._sequence + 1
+                push.sent = sent or self._clock()
                 call = self._send("Push", push.pack(), last)
             except BaseException:  # Ctrl-C: the push may have been sent
                 self._pass_by(sent)
@@ -611,9 +613,13 @@ class Connection:
     def _pass_by(self, sent: Sequence[int]) -> None:
         self._sequence += 1
         with contextlib.suppress(errors.Error):  # the server has ended
-            push = PushMessage(self.number, self._sequence, sent=sent)
+            push = PushMessage(self.number, self._sequence, sent=sent or self._clock())
             # Later reads wait for it, and so for the push that may have been sent before.
             self._under_way.append(self.start("Push", push.pack()))
+
+    def _clock(self) -> Sequence[int]:
+        """Return the vector clock of the last push, for a strategy with this server alone."""
+        return [0] * self.index + [self._sequence]
 
     def detach(self) -> None:
         """Tell the server that the strategy was closed. All pushes must have ended."""

@@ -100,7 +100,7 @@ class ReplicaContext:
         The result of an array on a GPU is on that GPU.
 
         Args:
-            value: The array of this replica, or tuples, lists and dicts of arrays.
+            value: The array of this replica, or a tree of arrays.
             axis: The axis along which to concatenate.
         """
         return self._merged(_all_gather, value, {"axis": axis})
