@@ -169,7 +169,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         for epoch in range(first_epoch, args.epochs):
             for batch in feed.rounds():
                 if batch is None:  # others need not wait for this worker in modes sync and ssp
-                    strategy.pace.pass_over().wait()
+                    strategy.sync_mode.pass_over().wait()
                 else:
                     reporter.step(*step_of_all_replicas(strategy, step, batch))
                 # With backup workers, steps end before all workers are as far.

@@ -270,8 +270,6 @@ class Strategy(ABC):
     def scope(self) -> AbstractContextManager[ParameterServerStrategy]:
         """Make :func:`get_variable` create variables of this strategy in the ``with`` block."""
 
-    # Internals
-
     def _divided(self, dataset: Iterable[Any], options: Any) -> Iterable[Any]:
         ahead = self._ahead(dataset, options)
         if ahead is None:

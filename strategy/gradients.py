@@ -1,4 +1,4 @@
-"""The push of gradients: finite check, clip, compress."""
+"""The push of gradients: layout, finite check, clip, compress, and the description of a step."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ class PushLayout:
         *,
         together: bool,
     ) -> list[list[Change]]:
-        """Return the changes for the gradients, as one list for each group and variable.
+        """Return lists of changes: one for each joined group, and one for each other variable.
 
         Args:
             gradients: One for each variable.
@@ -536,13 +536,9 @@ class GradientPusher:
         variables = layout.variables
         # This starts all downloads from GPUs before the first one is awaited.
         grads = [_to_host(grad, var) for grad, var in zip(grads, variables, strict=True)]
-        rules: dict[Connection, int] = {}
 
         def rule_of(connection: Connection) -> int:
-            rule = rules.get(connection)
-            if rule is None:
-                rule = rules[connection] = connection.rule_of(optimizer)
-            return rule
+            return connection.rule_of(optimizer)
 
         sent_rate = 0.0 if callable(rate) else rate
         # Norms and residuals of top-k compression are of single variables.
@@ -608,9 +604,9 @@ def gradient_changes(
     if grad.__class__ is not np.ndarray:
         number = isinstance(grad, int | float | complex)
         if variable.shape and (number or getattr(grad, "shape", None) == ()):
-            raise _not_a_number(variable)
+            raise _scalar_gradient_error(variable)
     elif grad.shape == () and variable.shape:
-        raise _not_a_number(variable)
+        raise _scalar_gradient_error(variable)
     try:
         changes = variable.changes(grad, rule_of)
     except TypeError as error:
@@ -621,7 +617,7 @@ def gradient_changes(
     return changes
 
 
-def _not_a_number(variable: Variable) -> ValueError:
+def _scalar_gradient_error(variable: Variable) -> ValueError:
     return ValueError(
         f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
         f"{variable.shape}"
@@ -642,8 +638,7 @@ def _to_host(grad: Any, variable: Variable) -> Any:
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
     """Clip gradients: scale the changes, or replace their data.
 
-    The caller's arrays are not written. ``divided`` has one list of changes for each variable or,
-    without ``clipnorm``, for each group of variables.
+    The caller's arrays are not written. See :meth:`PushLayout.changes` for ``divided``.
     """
     limit = optimizer.clipvalue
     if limit is not None:

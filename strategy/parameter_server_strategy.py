@@ -78,10 +78,11 @@ class ParameterServerStrategy(Strategy):
     the initial value. Several strategies of a worker share variables by name, as several workers
     do. In local mode each strategy has variables of its own.
 
-    A strategy waits only for its own pushes. In modes ``"sync"`` and ``"ssp"``, ``apply_gradients``
-    also waits for other workers.
+    In mode ``"async"``, pulls and pushes do not wait for other workers. In mode ``"sync"``,
+    ``apply_gradients`` waits for the other workers of the step, and later pulls wait for the end of
+    the step. In mode ``"ssp"``, ``apply_gradients`` waits for workers that are too far behind.
 
-    Pulls and pushes are never collective. Workers on the node of a ps task pull from its memory.
+    No pull or push is a collective of MPI. Workers on the node of a ps task pull from its memory.
     Workers on other nodes pull by messages. If a ps task cannot share its memory, it logs a
     warning, and workers on its node pull by messages, too.
 
@@ -470,8 +471,6 @@ class ParameterServerStrategy(Strategy):
         """Return the complete checkpoint of a folder that was saved last, or None."""
         found = checkpoint.checkpoints(directory)
         return found[-1] if found else None
-
-    # Internals
 
     def _connect(
         self,

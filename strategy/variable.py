@@ -399,8 +399,6 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         """Return the version of the variable from the versions of its parts."""
         return versions[0]
 
-    # Internals
-
     def _scatter(self, rule: int, indices: Any, values: Any, combine: np.ufunc | None) -> Version:
         if isinstance(indices, IndexedSlices):
             if values is not None:

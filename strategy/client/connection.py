@@ -289,7 +289,8 @@ def push_all(
 def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
     """After a failed push, send an empty push to each server that did not receive its part.
 
-    So the sequence numbers of all servers agree. If no server received a part, nothing is sent.
+    The vector clocks of the other parts name the missing parts, and a checkpoint would wait for
+    them for ever. If no server received a part, nothing is sent.
     """
     pairs = [(one, sent[one.index]) for one in first.siblings if one in to]
     if any(one.sequence >= last for one, last in pairs):
@@ -299,7 +300,7 @@ def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -
 
 
 def _attach(cause: BaseException, work: Work) -> None:
-    """Mark the error of a part of a push as caused by an error that was raised already."""
+    """Mark the error of a part of a push as reported, because ``cause`` is raised in its place."""
     if work.error is not None:
         work.error.__context__ = cause
 
@@ -337,13 +338,6 @@ def _in_order(
 
 _MAX_PUSHES = 16  # pushes in flight
 
-# Calls of these methods have no deadline: they wait for other workers or for a disk of the server,
-# as long as the server is alive.
-_PATIENT = (
-    *("CreateVariable", "Read", "ReadMany", "PushSlice", "Push", "Await", "Missing"),
-    *("Attach", "Define", "Undefine", "Hold", "Save", "Variables", "RestoreArray", "EndRestore"),
-)
-
 LOOK_S = 1.0
 """Seconds between two checks whether the other processes of a wait are alive."""
 
@@ -370,8 +364,9 @@ class Connection:
         snapshots: Messages about checkpoints.
         first_step: Number of the worker's first step. Valid for the first server.
         restores: Number of restores that this worker has completed. Valid for the first server.
-        siblings: The connections of the strategy to all ps tasks, in order, this one included.
-        pushing_to_all: Lock that a push to several ps tasks holds.
+        siblings: The connections of the strategy to the ps tasks of ``parameter_devices``, this one
+            included.
+        pushing_to_all: Lock that a push holds if there are several siblings.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was requested, but the worker cannot map the memory
@@ -424,7 +419,7 @@ class Connection:
         message: Any,
         buffers: Sequence[Array] = (),
         into: Sequence[Array] | None = None,
-        timeout: float | None = None,
+        timeout: float = math.inf,
         *,
         copy: bool = False,
     ) -> Work:
@@ -435,12 +430,11 @@ class Connection:
             message: A protobuf message, or its bytes.
             buffers: See :meth:`mpidist.Endpoint.call`.
             into: See :meth:`mpidist.Endpoint.call`.
-            timeout: Seconds; by default none for methods that wait for other workers or a disk.
+            timeout: Seconds. The default is no limit while the server is alive: it may wait for
+                other workers, or write a checkpoint.
             copy: See :meth:`mpidist.Endpoint.call`.
         """
         body = message if isinstance(message, bytes) else message.SerializeToString()
-        if timeout is None and method in _PATIENT:
-            timeout = float("inf")
         return self._host.endpoint.call(
             self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into, copy=copy
         )
@@ -452,7 +446,7 @@ class Connection:
         Only for the first server, which keeps the directory.
 
         Args:
-            definition: The definition of this worker. The method sets the worker.
+            definition: The definition of this worker. The method sets its worker and connection.
 
         Raises:
             InvalidArgumentError: Another worker has defined another shape or dtype.
@@ -564,7 +558,7 @@ class Connection:
             push.rates = [change.rate for change in changes for _ in change.remotes]
             if decision is not None:
                 push.step, push.members = decision.step, decision.members
-            self._wait_for_credit(last)  # an interrupt up to here loses no push
+            self._wait_for_credit(last)  # an interrupt up to here leaves no gap in the sequence
             try:
                 self._sequence = push.sequence = self._sequence + 1
                 push.sent = sent or self._clock()
@@ -581,7 +575,7 @@ class Connection:
         return work
 
     def send_array(self, method: str, message: Any, slices: Iterable[Array]) -> None:
-        """Call a method with an array in slices, which no push may interleave.
+        """Call a method with an array in slices. No push is sent between the slices.
 
         Args:
             method: Name of the method.
@@ -602,7 +596,7 @@ class Connection:
         """Send an empty push in place of the part of a failed push.
 
         After a failed push to several servers, call this method for each server that did not
-        receive its part, so that the sequence numbers agree.
+        receive its part. The vector clocks of the other parts name this part.
 
         Args:
             sent: See :meth:`push`.
@@ -646,15 +640,15 @@ class Connection:
             description: The variables and the optimizer of the changes; None without changes.
 
         Returns:
-            A Work with a :class:`Decision` as its result. Its call has no deadline.
+            A Work with a :class:`Decision` as its result.
         """
         asked = pb.EnterRequest(connection=self.number, step=step)
         if description is not None:
             asked.gives, asked.description = True, description
-        return self.start("Enter", asked, timeout=float("inf")).then(_decision)
+        return self.start("Enter", asked).then(_decision)
 
     def wait_for(self, step: int) -> Work:
-        """Ask the server to reply when all earlier steps have been applied or have failed."""
+        """Ask the server to reply when all earlier steps were applied or have failed."""
         return self.start("Await", pb.AwaitRequest(connection=self.number, step=step))
 
     def fail(self, step: int) -> Work:
@@ -665,10 +659,10 @@ class Connection:
         """Tell the first server how many steps this worker has made.
 
         Returns:
-            A Work that ends when the worker may go on. Its call has no deadline.
+            A Work that ends when the worker may go on.
         """
         asked = pb.ClockRequest(connection=self.number, clock=clock)
-        return self.start("Clock", asked, timeout=float("inf"))
+        return self.start("Clock", asked)
 
     def missing(self) -> list[int]:
         """Return the workers for which others wait, as the first server knows."""
@@ -686,7 +680,7 @@ class Connection:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all pushes over this connection have been applied, from any thread.
+        """Wait for the pushes of all threads over this connection.
 
         Raises:
             Exception: The error of a push, unless the Work of the push has raised it already.

@@ -89,7 +89,7 @@ class Pulls:
         """Pull a consistent copy of a large variable.
 
         The variable is pulled in pieces, so that the server needs no whole copy for each reader. If
-        pushes change the variable between the pieces in three attempts, the server copies the whole
+        a push changes the variable in each of three attempts, the server sends a copy of the whole
         variable.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpidist import Reply, Work
+from mpidist.config import config as settings
 from strategy.checkpoints import checkpoint
 from strategy.checkpoints.cut import Key
 from strategy.checkpoints.saved import Saved, Stored
@@ -110,7 +112,7 @@ class Snapshots:
         asked = pb.RestoreRequest(path=path, index=index, number=number)
         asked.connection = self._connection.number
         # The chief may need any time for its restore. If the chief dies, the job ends.
-        timeout = float("inf") if index else None
+        timeout = math.inf if index else settings.call_timeout_s
         return self._connection.start("AwaitRestore", asked, timeout=timeout)
 
     def end_restore(self, path: str, index: bytes, problem: str) -> None:

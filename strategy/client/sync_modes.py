@@ -47,8 +47,8 @@ class SyncMode(ABC):
             describe: Returns the variables and the optimizer as text that is equal on all workers.
 
         Returns:
-            A Work whose result is the list of (version, staleness) after each change, or None if
-            the gradients came too late for their step.
+            A Work whose result is a :data:`PushResult`, or None if the gradients came too late for
+            their step.
         """
 
     @abstractmethod
@@ -155,7 +155,8 @@ class Synchronous(SyncMode):
             entering, self._entering = self._entering, None
             if entering is None:
                 return
-            # The server has replied if it has counted this worker in a step. Else it never replies.
+            # The server has replied if it has counted this worker in a step. Else it discards the
+            # request, and the call fails.
             entering.block(time.monotonic() + settings.call_timeout_s)
             if entering.is_success() and entering.result().members:
                 self._fail(entering.result())
@@ -170,7 +171,7 @@ class Synchronous(SyncMode):
         return decision
 
     def _follow(self, decision: Decision) -> Work:
-        """Continue with a later step, after all steps before it have been applied."""
+        """Continue with a later step, after all steps before it have ended."""
         for work in [c.wait_for(decision.step) for c in self._connections]:
             work.wait()
         self._steps = decision.step

@@ -209,8 +209,6 @@ class StrategyExtended:
             fn(context, next(iterator))
         return context
 
-    # Internals
-
     def _call(
         self,
         fn: Callable[..., Any],

@@ -3,9 +3,9 @@
 The message has numbers of fixed size, little-endian, because small pushes are frequent: a header,
 the members of the step, the sequence numbers of the worker's last pushes to all servers, the
 versions that the changes were computed from, the learning rates, and the entries. The entries come
-last and apart from the numbers that change with each push. Pushes of the same variables have the
-same entries, by which a server finds its prepared targets. The reply has the versions after
-the changes, then their staleness.
+last and apart from the numbers that change with each push. Pushes that change the same variables by
+the same rules have the same entries, by which a server finds its prepared targets. The reply has
+the versions after the changes, then their staleness.
 
 Workers write and servers read the arrays in the order of the changes. Row numbers and element
 indices are separate arrays. Values below :data:`JOINED_BYTES` are joined in one array for each
@@ -156,6 +156,12 @@ class ArrayReader:
         self._joined[dtype] = left[size:]
         return _checked(left[:size], size)
 
+    def check_end(self) -> None:
+        """Raise InvalidArgumentError if values are left."""
+        left = [array for array in self._arrays if array.nbytes]
+        if left or any(array.nbytes for array in self._joined.values()):
+            raise errors.InvalidArgumentError("a push has more values than its changes need")
+
     def _next(self, dtype: np.dtype[Any]) -> Array:
         array = next(self._arrays, None)
         if array is None or array.nbytes % dtype.itemsize:
@@ -195,7 +201,7 @@ dtype of the variable)."""
 
 
 def pack_entries(entries: Sequence[Entry]) -> bytes:
-    """Encode entries. Pushes of the same variables have equal bytes."""
+    """Encode entries as bytes."""
     return b"".join([_ENTRY.pack(*entry) for entry in entries])
 
 
@@ -227,7 +233,8 @@ class PushMessage:
             applied alone.
         sent: Sequence numbers of the worker's last pushes to all servers, this push included.
         entries: The changed variables, in order; see :func:`pack_entries`.
-        seen: For each entry, the version from which the change was computed.
+        seen: For each entry, the version that the variable has if no other worker has pushed since
+            the pull.
         rates: For each entry, the learning rate.
     """
 

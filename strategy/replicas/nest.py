@@ -1,7 +1,7 @@
 """Trees of values: nested tuples, namedtuples, lists, dicts and dataclasses.
 
-All other values are leaves. So are IndexedSlices and optimizers, which are dataclasses, and
-dataclasses with a field that their constructor does not take.
+Leaves are all other values, IndexedSlices, optimizers, and dataclasses with a field that their
+constructor does not take.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _LEAVES = (IndexedSlices, Optimizer)
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to each leaf of a tree. Return a tree of the same form.
+
+    If the function returns all leaves unchanged, the tree itself is returned. A changed Mapping
+    that is not a dict becomes a dict.
 
     Args:
         function: Called with the values at the same place of all trees.

@@ -400,9 +400,6 @@ class GpuShard(Shard):
     def _row_changer(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> Callable[[], None]:
-        if rule.kind is not Kind.PLAIN:
-            given = rows_of([(ids, rows)], self._width)
-            return self._tables(name, rule).change(rule, numbers, given)
         change = super()._row_changer(name, rule, numbers, ids, rows)
         bring_up = self._tables_with(self._values, ()).bringing_up(ids)
 

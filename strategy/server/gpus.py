@@ -73,14 +73,13 @@ class Gpus:
             layout: Layout of the variable.
 
         Returns:
-            The array; None for a variable on the host. Integers and bools always lie on the host,
-            because optimizers do not change them.
+            The array; None for a variable on the host.
 
         Raises:
             ResourceExhaustedError: The GPU has no memory.
             InternalError: CUDA failed.
         """
-        if number is None or not layout.is_floating:
+        if number is None:
             return None
         gpu = self._found[number]
         with gpu.told():

@@ -46,8 +46,8 @@ class Target:
         rule: Number of the rule; see ``Rule`` in ``parameter_server.proto``.
         kind: The kind of the change; see ``WHOLE``.
         dtype: The dtype in which the values are sent.
-        in_bucket: True if the rule may update the memory of the bucket. False for a variable that
-            must be updated by itself.
+        in_bucket: True for whole values, in the dtype of the variable, of variables in a bucket.
+            The rule may still need an update for each variable.
         size: Number of elements of the variables.
     """
 
@@ -78,7 +78,8 @@ class ReceivedChange:
     Attributes:
         target: The constant facts.
         rate: The learning rate of an optimizer without a schedule.
-        seen: Versions from which the change was computed, one for each variable.
+        seen: For each variable, the version that it has if no other worker has pushed since the
+            pull.
         values: The values, flat, in the dtype in which they were sent. Large values have several
             slices.
         ids: Unique row numbers, int64; None unless the change is of rows.
@@ -216,6 +217,7 @@ def read_changes(
             _read_values(change, reader)
         changes.append(change)
         begin = end
+    reader.check_end()
     return changes
 
 
@@ -414,8 +416,8 @@ class _Steps:
 class Pushes:
     """Queue of the pushes to a server.
 
-    Pushes of asynchronous workers are applied one by one. Pushes of synchronous workers are applied
-    step by step. A push is applied as soon as all of its messages have arrived, unless
+    Pushes that belong to a synchronous step are applied together. Other pushes are applied one by
+    one. A push is applied as soon as all of its messages have arrived, unless
 
     - the pushes of other members of its step are missing,
     - an earlier push of its connection waits, or
@@ -556,7 +558,7 @@ class Pushes:
             self._continue()
 
     def wait(self, request: Request) -> Reply:
-        """Reply when all steps before a step are over."""
+        """Reply when all steps before a step have ended."""
         asked = pb.AwaitRequest.FromString(request.body)
         steps = self._steps_of(asked)
         if steps.over >= asked.step:
@@ -583,8 +585,6 @@ class Pushes:
         self._end_step(steps, asked.step)
         self._continue()  # with later pushes of the same connections
 
-    # Inside
-
     def _steps_of(self, asked: pb.AwaitRequest) -> _Steps:
         training = self._store.connections[asked.connection].training
         return self._steps.setdefault(training, _Steps())
@@ -601,7 +601,7 @@ class Pushes:
                 for connection in list(self._store.connections.values()):
                     self._begin_next(connection)
                 cut = self._cut
-                applied = {one.key: one.applied for one in self._store.connections.values()}
+                applied = {one.key: one.ended for one in self._store.connections.values()}
                 if cut is not None and cut.is_reached(applied):
                     self._cut = None
                     cut.then()
@@ -671,7 +671,7 @@ class Pushes:
                 push.request.reply(pack_reply(outcome.versions, outcome.staleness))
             connection = push.connection
             connection.unfinished.popleft()
-            connection.applied = push.message.sequence
+            connection.ended = push.message.sequence
             connection.sent = tuple(push.message.sent)
             self._metrics.values["steps"] += 1
             self._metrics.values["queued"] -= 1

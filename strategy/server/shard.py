@@ -146,7 +146,8 @@ End = Callable[[], object]
 class Scratch:
     """Temporary arrays of one block, shared by the shards of a server.
 
-    The arrays are reused, because new memory costs a page fault every 4 KiB.
+    The arrays are reused, because new memory costs a page fault every 4 KiB. Arrays of float32 also
+    have room for a block of halves.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,8 @@ class Scratch:
         """Return flat arrays of one block each, not initialized. Later calls return them again."""
         arrays = self._arrays.setdefault(dtype, [])
         while len(arrays) < count:
-            arrays.append(np.empty(BLOCK_BYTES // dtype.itemsize, dtype))
+            itemsize = 2 if dtype == np.float32 else dtype.itemsize
+            arrays.append(np.empty(BLOCK_BYTES // itemsize, dtype))
         return arrays[:count]
 
 
@@ -217,8 +219,6 @@ def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> 
         yield from each[0]
         return
     (memory,) = scratch.take(1, _wide(layout))
-    if layout.is_half:
-        memory = np.resize(memory, 2 * memory.size)  # a block has twice as many halves
     for first, second, *others in zip(*each, strict=True):
         total = memory[: first.size]
         np.add(first, second, out=total, dtype=total.dtype)
@@ -466,25 +466,6 @@ class Shard(ShardView):
                 self._version_of[block] += 1
         return problem
 
-    def apply_rows(
-        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
-    ) -> None:
-        """Update some rows once. Other rows and their slots stay unchanged.
-
-        Args:
-            name: See :meth:`apply`.
-            rule: The update rule.
-            numbers: The numbers of this step.
-            ids: Unique row numbers.
-            rows: The gradients of the rows, flat, in the same order.
-
-        Raises:
-            InvalidArgumentError: A row does not exist.
-            Exception: An error of the rule, as in :meth:`apply`.
-        """
-        self.check_rows(ids)
-        self._change_at_once(name, lambda: self._row_changer(name, rule, numbers, ids, rows))
-
     def apply_mean_of_rows(
         self,
         name: str,
@@ -494,6 +475,8 @@ class Shard(ShardView):
     ) -> None:
         """Update some rows once, by the mean of the gradients of several workers.
 
+        Other rows and their slots stay unchanged.
+
         Args:
             name: See :meth:`apply`.
             rule: The update rule.
@@ -501,11 +484,12 @@ class Shard(ShardView):
             each: Unique row numbers and flat gradients of each worker.
 
         Raises:
-            InvalidArgumentError: See :meth:`apply_rows`.
-            Exception: See :meth:`apply_rows`.
+            InvalidArgumentError: A row does not exist.
+            Exception: An error of the rule, as in :meth:`apply`.
         """
         ids, rows = mean_of_rows(each, self.layout)
-        self.apply_rows(name, rule, numbers, ids, rows)
+        self.check_rows(ids)
+        self._change_at_once(name, lambda: self._row_changer(name, rule, numbers, ids, rows))
 
     def _change_at_once(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
         """Update values while the versions of all blocks are odd.
@@ -528,7 +512,7 @@ class Shard(ShardView):
     def _row_changer(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> Callable[[], None]:
-        """Return the function that updates rows; see :meth:`apply_rows`."""
+        """Return the function that updates rows; see :meth:`apply_mean_of_rows`."""
         param, slots = self._arrays(name, rule, self.flat)
         width = self.layout.size // max(len(self.data), 1)
         tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
@@ -564,7 +548,7 @@ class Shard(ShardView):
         steps: dict[str, int],
         initials: dict[str, float],
     ) -> None:
-        """Replace the values and update counts.
+        """Replace the values and the numbers of updates.
 
         Remove slots that the checkpoint lacks or stores with another dtype.
 

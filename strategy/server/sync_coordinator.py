@@ -1,4 +1,4 @@
-"""Coordination of synchronous steps and of SSP clocks, by the first server."""
+"""Coordination of synchronous steps and of SSP clocks. Only the first ps task gets these calls."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class SyncCoordinator:
     def missing(self, request: Request) -> Reply:
         """Return the workers that others wait for.
 
-        If some of these workers have left the cluster, remove them from the participants and
-        return no workers.
+        If some of these workers have left the cluster, stop waiting for them and return no
+        workers.
         """
         connection = self._connection_of(request)
         waited_for = self._waits_of(connection).missing()

@@ -67,9 +67,9 @@ class ServedConnection:
         sequence: Sequence number of the last push.
         slices: Arrays of each PushSlice message whose push has not arrived yet.
         unfinished: Pushes that have not been applied, in order.
-        applied: Sequence number of the last applied push.
-        sent: Vector clock in the last applied push: sequence numbers of the worker's last pushes to
-            all servers.
+        ended: Sequence number of the last push that was applied or has failed.
+        sent: Vector clock in that push: sequence numbers of the worker's last pushes to all
+            servers.
     """
 
     worker: int
@@ -80,7 +80,7 @@ class ServedConnection:
     sequence: int = 0
     slices: list[Sequence[np.ndarray]] = field(default_factory=list)
     unfinished: deque[Any] = field(default_factory=deque)
-    applied: int = 0
+    ended: int = 0
     sent: tuple[int, ...] = ()
 
     @property
@@ -105,7 +105,7 @@ def mode_in_words(mode: pb.Mode) -> str:
 
 
 class VariableStore:
-    """Creates variables and connections.
+    """The variables and connections of a server.
 
     Args:
         host: The process of the server.
@@ -200,10 +200,10 @@ class VariableStore:
         return self._created(variable, must_initialize=variable.shard.version == 0)
 
     def abandon(self, request: Request) -> None:
-        """Let the next worker push the initial value in place of the one that cannot."""
+        """Let the next worker push the initial value, because this worker cannot."""
         asked = pb.AbandonRequest.FromString(request.body)
         variable = self.variables[asked.variable]
-        # The connection may have been closed meanwhile, and the next worker may have the task.
+        # If the connection was closed meanwhile, another worker may already have to push the value.
         if variable.creator == asked.connection and variable.shard.version == 0:
             self._pass_on(variable)
 
@@ -212,8 +212,6 @@ class VariableStore:
         waiting, variable.waiting = variable.waiting, []
         for request in waiting:
             request.reply(self._created(variable, must_initialize=False).body)
-
-    # Inside
 
     def _pass_on(self, variable: VariableEntry) -> None:
         """Leave the initial value to the next worker that creates the variable."""

@@ -314,6 +314,8 @@ def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
     [
         (3, 0, [], "has 0 bytes where an array of float64"),
         (3, 0, [np.zeros(3)], "has 3 values of float64 where 4 are needed"),
+        (3, 0, [np.zeros(5)], "has more values than its changes need"),
+        (3, 0, [np.zeros(4), np.zeros(1)], "has more values than its changes need"),
         (3, 2, [np.zeros(4)], "got 0 slices of worker 0, and expected 2"),
         (2, 0, [np.zeros(4)], "got push 2 of worker 0 after push 2"),
     ],
