@@ -206,20 +206,15 @@ def global_norm(changes: Sequence[Change]) -> float:
     Raises:
         ValueError: The norm of a change is infinite or NaN.
     """
-    norms = [_norm(np.ravel(change.data)) for change in changes]
-    for change, norm in zip(changes, norms, strict=True):
+    norms = []
+    # One norm for each variable: sums over more elements would be less accurate in float32.
+    for remote, data in [pair for change in changes for pair in change.divided()]:
+        norm = _norm(np.ravel(data))
         if not math.isfinite(norm):
-            name = next(
-                (
-                    remote.name
-                    for remote, data in change.divided()
-                    if not math.isfinite(_norm(np.ravel(data)))
-                ),
-                change.remotes[0].name,
-            )
             raise ValueError(
-                f"the gradient of variable {name!r} cannot be clipped: its norm is {norm}"
+                f"the gradient of variable {remote.name!r} cannot be clipped: its norm is {norm}"
             )
+        norms.append(norm)
     return math.hypot(*norms)
 
 

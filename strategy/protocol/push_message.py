@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from strategy.protocol.layout import BLOCK_BYTES, DTYPES
+from strategy.protocol.layout import BLOCK_BYTES, DTYPES, HALVES
 
 if TYPE_CHECKING:
     from strategy.client.connection import Change
@@ -110,7 +110,8 @@ def copy_scaled(target: Array, source: Array, scale: float) -> None:
     if scale == 1.0:
         np.copyto(target, source, casting="same_kind")
     else:  # in half precision or integers the factor might round to 0
-        wide = np.result_type(source.dtype, target.dtype, np.float32)
+        kinds = [array.dtype for array in (source, target) if array.dtype not in HALVES]
+        wide = np.result_type(np.float32, *kinds)
         np.multiply(source, scale, out=target, dtype=wide, casting="unsafe")
 
 
@@ -216,7 +217,13 @@ def wire_number(dtype: np.dtype[Any] | None) -> int:
 
 
 def wire_dtype(number: int, default: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype for a number in an entry."""
+    """Return the dtype for a number in an entry.
+
+    Raises:
+        InvalidArgumentError: There is no such dtype.
+    """
+    if number > len(DTYPES):
+        raise errors.InvalidArgumentError(f"a push has values of dtype number {number}")
     return DTYPES[number - 1] if number else default
 
 

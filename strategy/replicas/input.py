@@ -8,7 +8,7 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,7 +293,7 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
-        self._arrays = tree_map(as_array, arrays)
+        self._arrays = tree_map(as_array, _as_tree(arrays))
         lengths = {len(array) for array in tree_leaves(self._arrays)}
         if len(lengths) != 1:
             raise ValueError(f"the arrays must be equally long, not {sorted(lengths)}")
@@ -350,6 +350,7 @@ def divided(element: Any, count: int) -> list[Any]:
     Raises:
         ValueError: An array has no axes.
     """
+    element = _as_tree(element)
     divided_leaves = [_split(leaf, count) for leaf in tree_leaves(element)]
     return [
         with_leaves(element, [parts[number] for parts in divided_leaves]) for number in range(count)
@@ -395,6 +396,17 @@ def _split(given: Any, count: int) -> list[Any]:
 
 def _cut(structure: Any, rows: int | slice) -> Any:
     return tree_map(lambda array: array[rows], structure)
+
+
+def _as_tree(element: Any) -> Any:
+    """Return a tree with dicts and lists in place of mappings and sequences of other types."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping):
+            return _as_tree(dict(leaf))
+        return _as_tree(list(leaf)) if isinstance(leaf, list | tuple) else leaf
+
+    return tree_map(convert, element)
 
 
 logger = logging.getLogger(__name__)
@@ -617,8 +629,8 @@ class _Part:
     """The part of a step for one replica. Its arrays are being copied to the GPU."""
 
     def __init__(self, part: Any, courier: Prefetcher) -> None:
-        self._part = part
-        self._leaves = tree_leaves(part)
+        self._part = _as_tree(part)
+        self._leaves = tree_leaves(self._part)
         arrays = [_as_number(leaf) for leaf in self._leaves]
         self._places = [place for place, array in enumerate(arrays) if array is not None]
         self._parcel = courier.send([array for array in arrays if array is not None])

@@ -1,27 +1,31 @@
 """Trees of values: nested tuples, namedtuples, lists, dicts and dataclasses.
 
-Leaves are all other values, IndexedSlices, optimizers, and dataclasses with a field that their
-constructor does not take.
+An OrderedDict and a defaultdict are trees, too. A dataclass is a tree if it has the generated
+constructor, which takes all fields, and no ``__post_init__``: the constructor is called with other
+values. All other values are leaves, also other subclasses of list, tuple and dict.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from strategy.array_like import IndexedSlices
 from strategy.optimizers import Optimizer
 
-_LEAVES = (IndexedSlices, Optimizer)
+_DICTS = (dict, OrderedDict, defaultdict)
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf of a tree. Return a tree of the same form.
+    """Apply a function to each leaf of a tree. Return a new tree of the same form.
 
-    If the function returns all leaves unchanged, the tree itself is returned. A changed Mapping
-    that is not a dict becomes a dict.
+    If the function returns all leaves of a dataclass unchanged, the dataclass itself is returned.
+    It may be an object of the program, which a step changes.
 
     Args:
         function: Called with the values at the same place of all trees.
@@ -54,8 +58,8 @@ def tree_leaves(tree: Any) -> list[Any]:
     return [leaf for key in keys for leaf in tree_leaves(_get(tree, key))]
 
 
-def with_leaves(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return a tree of the same form with other leaves, in order."""
+def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
+    """Return a tree of the same form with other leaves, in order; as many as it has."""
     rest = iter(leaves)
     return tree_map(lambda _: next(rest), tree)
 
@@ -76,43 +80,56 @@ def tree_zip(function: Callable[[Sequence[Any]], Any], trees: Sequence[Any]) -> 
     return _with_values(first, keys, values)
 
 
+@lru_cache(maxsize=256)
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass that is a tree; None for other types."""
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, (IndexedSlices, Optimizer)):
+        return None
+    names = tuple([field.name for field in dataclasses.fields(kind)])
+    # A constructor that was written by hand, or that takes an InitVar, has other parameters.
+    takes_all = tuple(inspect.signature(kind).parameters) == names
+    return names if takes_all and not hasattr(kind, "__post_init__") else None
+
+
 def _keys(tree: Any) -> Sequence[Any] | None:
     """Return the keys, indices or field names of a tree; None for a leaf."""
-    if isinstance(tree, Mapping):
-        return list(tree)
-    if isinstance(tree, tuple | list):
+    kind: Any = type(tree)
+    if kind is list or kind is tuple:
         return range(len(tree))
-    if not dataclasses.is_dataclass(tree) or isinstance(tree, (type, *_LEAVES)):
-        return None
-    fields = dataclasses.fields(tree)
-    return [field.name for field in fields] if all(field.init for field in fields) else None
+    if kind in _DICTS:
+        return list(tree)
+    if isinstance(tree, tuple):
+        return range(len(tree)) if hasattr(kind, "_fields") else None
+    names: tuple[str, ...] | None = _fields_of(kind)
+    return names if names and all(hasattr(tree, name) for name in names) else None
 
 
 def _get(tree: Any, key: Any) -> Any:
-    return tree[key] if isinstance(tree, Mapping | tuple | list) else getattr(tree, key)
+    return tree[key] if isinstance(tree, (tuple, list, dict)) else getattr(tree, key)
 
 
 def _is_alike(one: Any, other: Any) -> bool:
     """Return whether two trees have the same type and, at the first level, the same keys."""
     if type(one) is not type(other):
         return False
-    if isinstance(one, Mapping):
-        return bool(one.keys() == other.keys())
+    if isinstance(one, dict):
+        return list(one) == list(other) or set(one) == set(other)
     return _keys(one) == _keys(other)
 
 
 def _with_values(tree: Any, keys: Sequence[Any], values: list[Any]) -> Any:
-    """Return a tree with other values at the first level."""
-    # The constructors of dataclasses may have checks, so an unchanged tree is not made again.
-    if all(value is _get(tree, key) for key, value in zip(keys, values, strict=True)):
-        return tree
+    """Return a new tree with other values at the first level."""
+    kind = type(tree)
+    if kind is list:
+        return values
+    if isinstance(tree, tuple):
+        return tuple(values) if kind is tuple else kind._make(values)
     named = dict(zip(keys, values, strict=True))
+    if kind is defaultdict:
+        return defaultdict(tree.default_factory, named)
     if isinstance(tree, dict):
-        changed = copy.copy(tree)  # keeps the default factory of a defaultdict
-        changed.update(named)
-        return changed
-    if isinstance(tree, Mapping):
-        return named
-    if isinstance(tree, tuple | list):
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-    return dataclasses.replace(tree, **named)
+        return kind(named)
+    old = [leaf for name in keys for leaf in tree_leaves(getattr(tree, name))]
+    new = tree_leaves(values)
+    unchanged = len(old) == len(new) and all(map(operator.is_, old, new))
+    return tree if unchanged else kind(**named)

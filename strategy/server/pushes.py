@@ -160,6 +160,9 @@ class TargetCache:
 
         Args:
             entries: The entries of the message.
+
+        Raises:
+            InvalidArgumentError: There is no such variable, or the kind does not fit.
         """
         known = self._known.get(entries)
         if known is None:
@@ -174,14 +177,20 @@ class TargetCache:
         while begin < len(entries):
             number, *how = entries[begin]
             rule, kind, wire = how
-            variables = [self._variables[number]]
+            variables = [self._variable(number)]
             layout, span = variables[0].shard.layout, variables[0].shard.span
             target = Target(variables, rule, kind, wire_dtype(wire, layout.dtype))
+            is_number = layout.shape == () and layout.dtype == np.int64
+            if kind == INCREMENT and not (rule == pb.ADD and is_number):
+                raise errors.InvalidArgumentError(
+                    f"a push increments variable {variables[0].shard.name!r} of shape "
+                    f"{layout.shape} and {layout.dtype}: only the global step can be incremented"
+                )
             target.in_bucket = span is not None and kind == WHOLE and not wire
             target.size = layout.size
             while target.in_bucket and begin + len(variables) < len(entries):
                 number, *others = entries[begin + len(variables)]
-                following = self._variables[number]
+                following = self._variable(number)
                 last, span = span, following.shard.span
                 if others != how or not (last and span and span.comes_after(last)):
                     break
@@ -190,6 +199,13 @@ class TargetCache:
             targets.append(target)
             begin += len(variables)
         return targets
+
+    def _variable(self, number: int) -> VariableEntry:
+        if number >= len(self._variables):
+            raise errors.InvalidArgumentError(
+                f"a push changes variable {number}, and there are {len(self._variables)}"
+            )
+        return self._variables[number]
 
 
 def read_changes(
@@ -230,7 +246,11 @@ def _read_values(change: ReceivedChange, reader: ArrayReader) -> None:
         width = layout.size // max(layout.shape[0], 1) if layout.shape else 0
         change.values = (reader.values(target.dtype, change.ids.size * width),)
     elif target.kind == ELEMENTS:
-        change.element_ids = reader.numbers()
+        change.element_ids = ids = reader.numbers()
+        if ids.size and not 0 <= ids.min() <= ids.max() < layout.size:
+            raise errors.InvalidArgumentError(
+                f"a push changes elements that variable {target.variables[0].shard.name!r} lacks"
+            )
         change.values = (reader.values(target.dtype, change.element_ids.size),)
     else:
         change.values = reader.slices(target.dtype, layout.size)

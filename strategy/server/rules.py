@@ -166,7 +166,7 @@ class Rules:
         """Return the name under which slots and steps are kept, and the rule."""
         if number in _PLAIN:
             return _PLAIN[number]
-        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+        optimizer = self._optimizer(number)
         return optimizer.name, optimizer.rule
 
     def find(self, number: int, rate: float, shard: Shard) -> FoundRule:
@@ -187,7 +187,7 @@ class Rules:
                     f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
                 )
             return *_PLAIN[number], ()
-        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+        optimizer = self._optimizer(number)
         if not shard.layout.is_floating:
             raise errors.InvalidArgumentError(
                 f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
@@ -195,3 +195,9 @@ class Rules:
             )
         step = shard.steps.get(optimizer.name, 0) + 1
         return optimizer.name, optimizer.rule, optimizer.numbers_at(step, rate)
+
+    def _optimizer(self, number: int) -> Configured:
+        index = number - pb.FIRST_OPTIMIZER
+        if not 0 <= index < len(self._optimizers):
+            raise errors.InvalidArgumentError(f"{self._server} has no rule {number}")
+        return self._optimizers[index]

@@ -17,9 +17,11 @@ from mpidist import errors
 from mpidist.config import config as settings
 from mpidist.rpc import endpoint
 from strategy import IndexedSlices, optimizers
+from strategy.gradients import describe_step
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol import push_message
 from strategy.protocol.push_message import (
+    INCREMENT,
     WHOLE,
     PushMessage,
     pack_entries,
@@ -332,6 +334,38 @@ def test_bad_messages_change_nothing(make, sequence, slices, arrays, match):
     connection._sequence = 3
     v.assign_add(1)
     np.testing.assert_array_equal(v, np.full(4, 2.0))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(
+    ("entry", "match"),
+    [
+        ((999, pb.ADD, WHOLE, 0), "changes variable 999, and there are 2"),
+        ((1, pb.ADD, WHOLE, 200), "dtype number 200"),
+        ((1, pb.ADD, INCREMENT, 0), "increments variable 'v' of shape"),
+        ((1, pb.FIRST_OPTIMIZER - 1, WHOLE, 0), "has no rule"),
+        ((1, pb.FIRST_OPTIMIZER + 9, WHOLE, 0), "has no rule"),
+    ],
+)
+def test_bad_entries_fail_for_all_members_of_a_step(make, pool, mode, entry, match):
+    cluster = make()
+    strategies = [cluster.worker(index, mode=mode) for index in range(2)]
+    v, _ = (variable(strategy, "v", 4, "ones") for strategy in strategies)
+    sgd, message = optimizers.SGD(1.0), {"entries": pack_entries([entry]), "seen": (0,)}
+    (connection,) = strategies[1]._connections
+    bad = PushMessage(connection.number, 1 + connection.sequence, rates=(0.0,), **message)
+    if mode == "sync":
+        match += "|do not form a step"
+        innocent = pool.submit(lambda: sgd.apply_gradients([(np.ones(4), v)]).result(LIMIT_S))
+        decision = connection.enter(0, describe_step(sgd, 1.0, [(None, v)])).result(LIMIT_S)
+        bad.step, bad.members = decision.step, decision.members
+    with pytest.raises(errors.Error, match=match):
+        connection.start("Push", bad.pack(), [np.zeros(4)]).result(LIMIT_S)
+    if mode == "sync":
+        with pytest.raises(errors.Error, match=match):
+            innocent.result(LIMIT_S)
+    np.testing.assert_array_equal(v, np.ones(4))
+    connection._sequence += 1
 
 
 def test_slices_out_of_order_are_refused(make):

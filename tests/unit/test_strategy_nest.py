@@ -1,8 +1,10 @@
 """Trees of tuples, namedtuples, lists, dicts and dataclasses."""
 
-from collections import OrderedDict, defaultdict
+import os
+import sys
+from collections import Counter, OrderedDict, UserDict, defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from _cases.servers import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy import IndexedSlices, PerReplica, optimizers
+from strategy import IndexedSlices, PerReplica, get_replica_context, optimizers, schedules
 from strategy.replicas.nest import tree_leaves, tree_map, tree_zip, with_leaves
 from strategy.replicas.reduce import own_value, regrouped
 
@@ -27,8 +29,37 @@ class Batch:
     x: Any
     y: Any = None
 
+
+@dataclass
+class Checked:
+    x: Any
+
     def __post_init__(self):
-        assert self.y is None or self.x is not None
+        assert isinstance(self.x, int)
+
+
+@dataclass
+class Scaled:
+    x: Any
+    scale: InitVar[int]
+
+
+@dataclass(init=False)
+class Written:
+    x: Any
+
+    def __init__(self, value):
+        self.x = value
+
+
+class Sized(tuple):
+    def __new__(cls, values):
+        return super().__new__(cls, map(int, values))
+
+
+class Unset(NamedTuple("Unset", [("x", Any)])):
+    def __new__(cls):
+        return super().__new__(cls, 0)
 
 
 @dataclass
@@ -81,18 +112,64 @@ def test_types_are_kept():
     assert doubled["new"] == []
     assert "new" not in counts
     assert type(tree_map(str, OrderedDict(a=1))) is OrderedDict
-    assert tree_map(str, MappingProxyType({"a": 1})) == {"a": "1"}
     assert tree_map(str, Pair(1, [2])) == Pair("1", ["2"])
+    assert type(tree_map(str, Unset())) is Unset
     assert tree_map(str, Batch(1, {"y": 2})) == Batch("1", {"y": "2"})
     assert tree_map(lambda a, b: a + b, {"a": 1, "b": 2}, {"b": 20, "a": 10}) == {"a": 11, "b": 22}
 
 
-@pytest.mark.parametrize("leaf", [
-    IndexedSlices(np.ones(1), [0]), optimizers.SGD(1.0), Derived(1), Batch, "text", np.ones(3),
-])  # fmt: skip
+ODD = [
+    IndexedSlices(np.ones(1), [0]), optimizers.SGD(1.0), schedules.ExponentialDecay(0.1, 10, 0.5),
+    Derived(1), Checked(1), Scaled(1, 2), Written(1), Batch, "text", np.ones(3), Sized([1, 2]),
+    Counter("aab"), MappingProxyType({"a": 1}), sys.version_info, os.environ,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaf", ODD)
 def test_leaves(leaf):
     assert tree_leaves(leaf)[0] is leaf
     assert tree_map(lambda one: one, [leaf])[0] is leaf
+
+
+@pytest.fixture(params=[1, 2])
+def strategy(request):
+    with ExitStack() as stack:
+        yield Cluster(stack).worker(0, num_replicas_per_worker=request.param)
+
+
+@pytest.mark.parametrize("leaf", ODD)
+def test_leaves_as_arguments_and_results_of_steps(strategy, leaf):
+    result = strategy.run(lambda value: (value is leaf, value), (leaf,))
+    for is_same, value in zip(*map(strategy.experimental_local_results, result), strict=True):
+        assert is_same
+        assert value is leaf
+
+
+def test_a_step_may_change_its_containers(strategy):
+    batch = {"x": 1, "y": [2]}
+    result = strategy.run(lambda own: (own.pop("x"), own["y"].append(3), len(own["y"])), (batch,))
+    assert batch == {"x": 1, "y": [2]}
+    for size in strategy.experimental_local_results(result[2]):
+        assert size == 2
+
+
+def test_each_replica_gets_its_own_containers(strategy):
+    def step():
+        context = get_replica_context()
+        sums = context.all_reduce("sum", {"loss": [1.0]})
+        context.merge_call(lambda _: None)
+        sums["loss"].append(0)
+        context.merge_call(lambda _: None)
+        return len(sums["loss"])
+
+    assert set(strategy.experimental_local_results(strategy.run(step))) == {2}
+
+
+def test_batches_of_other_mappings_are_divided(strategy):
+    batch = UserDict(x=np.arange(4))
+    (element,) = strategy.experimental_distribute_dataset([batch])
+    parts = strategy.experimental_local_results(element["x"])
+    np.testing.assert_array_equal(np.concatenate(parts), np.arange(4))
 
 
 def test_an_unchanged_dataclass_is_not_made_again():
