@@ -16,12 +16,13 @@ import numpy as np
 
 from mpidist import Work, errors
 from strategy.described import described
-from strategy.rules import Formula
+from strategy.rules import Formula, Shape
 from strategy.schedules import Schedule
 
 __all__ = [
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -80,6 +81,12 @@ def _check_not_negative(name: str, value: float) -> None:
     _check_number(name, value)
     if not value >= 0:
         raise ValueError(f"{name} must not be negative, not {value!r}")
+
+
+def _check_not_positive(name: str, value: float) -> None:
+    _check_number(name, value)
+    if not value <= 0:
+        raise ValueError(f"{name} must not be positive, not {value!r}")
 
 
 def _check_fraction(name: str, value: float) -> None:
@@ -222,8 +229,9 @@ class Optimizer:
         Returns:
             A Work whose result is :class:`Applied`, without the variables left out. The Work fails
             with InvalidArgumentError if a schedule or a user's function fails on a ps task, if a
-            variable has integers or bools, or if :class:`Lamb` gets a gradient of rows. The Work
-            fails with AbortedError if another member of a synchronous step fails.
+            variable has integers or bools, or if :class:`Lamb` or :class:`Adafactor` gets a
+            gradient of rows. The Work fails with AbortedError if another member of a synchronous
+            step fails.
 
         Raises:
             InvalidArgumentError: A gradient has elements that are NaN or infinite, and the
@@ -244,6 +252,13 @@ class Optimizer:
     def slots(self) -> Slots:
         """Return the names of the arrays that the optimizer keeps beside each variable."""
         return ()
+
+    def slot_shapes(self, shape: Shape) -> Sequence[Shape]:
+        """Return the shape of each slot for the shape of a variable.
+
+        Only an optimizer with :attr:`needs_all` may return other shapes than the variable's.
+        """
+        return [shape] * len(self.slots())
 
     def initial(self) -> dict[str, float]:
         """Return the initial values of slots that do not begin with 0."""
@@ -427,6 +442,26 @@ def _lamb(
     usable = (length > 0) & (step_length > 0)
     ratio = (length * usable + (one - usable)) / (step_length * usable + (one - usable))
     return p - step * (ratio * rate), m, v
+
+
+def _adafactor(
+    p: Any, g: Any, rows: Any, columns: Any, rate: Any, weight: Any, epsilon_1: Any,
+    epsilon_2: Any, threshold: Any, shrink: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Adafactor, as in torch."""
+    if epsilon_1 == 0:
+        epsilon_1 = np.finfo(p.dtype).eps.astype(p.dtype)
+    squares = g * g
+    if p.ndim > 1:
+        rows = rows + (squares.mean(axis=-1, keepdims=True) - rows) * weight
+        columns = columns + (squares.mean(axis=-2, keepdims=True) - columns) * weight
+        variance = rows * columns / np.maximum(rows.mean(axis=-2, keepdims=True), epsilon_1)
+    else:
+        variance = rows = rows + (squares - rows) * weight
+    step = g / np.sqrt(np.maximum(variance, epsilon_1 * epsilon_1))
+    size = np.maximum(np.sqrt((p * p).mean()), epsilon_2)
+    excess = np.maximum(np.sqrt((step * step).mean()), threshold) / threshold
+    return p * shrink - step * (size * rate / excess), rows, columns
 
 
 def _lion(
@@ -750,6 +785,58 @@ class Lamb(_Moments):
 
 
 @dataclass(eq=False, repr=False)
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer and Stern, arXiv 1804.04235), as in torch.
+
+    Variables of two or more axes have slots for the mean squares of rows and of columns, in place
+    of a slot for each element. They and the norms are those of a variable, or of each part of a
+    divided variable. Gradients must be of whole variables, not of rows. ps tasks update with NumPy
+    or CuPy, without numba. If a checkpoint is restored into another partitioning, these slots begin
+    anew.
+
+    Args:
+        learning_rate: Upper limit of the relative step size, which is 1 over the root of the number
+            of updates; at least 0, or a schedule.
+        beta_2_decay: Power of the number of updates that gives the weight of the newest gradient
+            in the mean squares; not positive.
+        epsilon_1: Lower limit of the root of the mean squares. 0 takes the machine epsilon of the
+            variable's dtype.
+        epsilon_2: Positive; lower limit of the root mean square of a variable, to which its step is
+            proportional.
+        clip_threshold: Positive; upper limit of the root mean square of a step before it is scaled.
+        weight_decay: Each step subtracts ``learning_rate * weight_decay`` times the variable.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    learning_rate: float | Schedule = 0.01
+    beta_2_decay: float = _number(-0.8, _check_not_positive)
+    epsilon_1: float = _not_negative(0.0)
+    epsilon_2: float = _positive(1e-3)
+    clip_threshold: float = _positive(1.0)
+    weight_decay: float = _not_negative(0.0)
+    needs_all: ClassVar[bool] = True
+
+    def slots(self) -> Slots:
+        return ("row_squares", "column_squares")
+
+    def slot_shapes(self, shape: Shape) -> Sequence[Shape]:
+        if len(shape) < 2:
+            return shape, (0,)
+        return (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
+
+    def formula(self) -> Formula:
+        return _adafactor
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        shrink = 1.0 - rate * self.weight_decay
+        epsilons = self.epsilon_1, self.epsilon_2
+        return (
+            min(rate, step**-0.5), step**self.beta_2_decay, *epsilons, self.clip_threshold, shrink
+        )  # fmt: skip
+
+
+@dataclass(eq=False, repr=False)
 class Lion(Optimizer):
     """Lion (Chen et al., arXiv 2302.06675).
 
@@ -876,6 +963,8 @@ class Function(Optimizer):
 
 BY_NAME: dict[str, type[Optimizer]] = {
     kind.__name__: kind
-    for kind in (SGD, Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Nadam, RMSprop)
+    for kind in (
+        *(SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Nadam, RMSprop),
+    )
 }
 """The optimizers with formulas, by the name of the class."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mpidist.buffers.compiling import compiled
 
 Array = NDArray[Any]
+Shape = tuple[int, ...]
 
 TILE = 15360
 """Elements that NumPy's rules update at once.
@@ -38,8 +39,9 @@ class Update:
     """The arrays and numbers of one call of a rule.
 
     Attributes:
-        param: Values of the variable, changed in place. All arrays are flat.
-        grad: The gradient, as long as ``param``; read only.
+        param: Values of the variable, changed in place. All arrays are flat, but for rules of
+            :attr:`Kind.WHOLE`, which get the arrays in their shapes.
+        grad: The gradient, of the shape of ``param``; read only.
         slots: The optimizer's arrays beside the variable, in the order of :attr:`Rule.slots`.
         numbers: The numbers of this step; see :meth:`strategy.optimizers.Optimizer.numbers`.
     """
@@ -76,6 +78,8 @@ class Rule:
         slots: Names of the arrays that the rule keeps beside the variable.
         initial: First values of slots that do not begin with 0.
         compiled: ``apply`` compiled by numba, for NumPy arrays only. None without numba.
+        slot_shapes: Returns the shapes of the slots for the shape of a variable. None if slots have
+            the shape of the variable. Only for rules of :attr:`Kind.WHOLE`.
     """
 
     apply: Callable[[Update], None]
@@ -83,6 +87,11 @@ class Rule:
     slots: tuple[str, ...] = ()
     initial: Mapping[str, float] = field(default_factory=dict)
     compiled: Callable[[Update], None] | None = None
+    slot_shapes: Callable[[Shape], Sequence[Shape]] | None = None
+
+    def shapes_of_slots(self, shape: Shape) -> Sequence[Shape]:
+        """Return the shape of each slot for the shape of a variable."""
+        return [shape] * len(self.slots) if self.slot_shapes is None else self.slot_shapes(shape)
 
     @property
     def on_host(self) -> Callable[[Update], None]:
@@ -136,7 +145,7 @@ def on_arrays(formula: Formula) -> Callable[[Update], None]:
             update.param, update.grad, *update.slots, *in_dtype(update.numbers, update.param.dtype)
         )
         for target, result in zip(targets, results, strict=True):
-            target[:] = result
+            target[...] = result
 
     return apply
 

@@ -100,6 +100,7 @@ def write_shards(path: str, shards: Iterable[Shard]) -> None:
     steps: dict[str, dict[str, int]] = {}
     initials: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, Any]] = {}
+    reduced: dict[str, list[str]] = {}  # slots without an element for each element of the variable
     for shard in shards:
         if not shard.version:  # no worker has pushed the initial value
             continue
@@ -107,9 +108,11 @@ def write_shards(path: str, shards: Iterable[Shard]) -> None:
         steps[shard.name], initials[shard.name] = shard.steps, shard.initials
         for key, slot in shard.slots_on_host().items():
             tensors[f"{shard.name}:slot:{key}"] = slot
+            if slot.size != shard.layout.size:
+                reduced.setdefault(shard.name, []).append(key)
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)
-    facts = {"steps": steps, "initials": initials, "parts": parts}
+    facts = {"steps": steps, "initials": initials, "parts": parts, "reduced": reduced}
     with reported(path):
         save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
         with open(path, "rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import struct
@@ -20,12 +21,15 @@ from strategy.protocol.layout import BLOCK_BYTES, WIDE
 from strategy.protocol.partition import Origin, Part, Shape, whole
 from strategy.protocol.push_message import SLICE_BYTES
 
+logger = logging.getLogger(__name__)
+
 Array = NDArray[Any]
 
 Reader = Callable[[Array, int], None]
 """Fills a flat array with the elements of a stored array, from an index on."""
 
 _LENGTH = struct.Struct("<Q")
+_FACTS = ("initials", "parts", "reduced")
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ class _Piece:
         part: The part.
         dtypes: Name of each tensor's dtype, by kind: ``data`` or ``slot:<slot>``.
         starts: Offset of each tensor in the file in bytes, by kind.
+        sizes: Number of elements of each tensor, by kind.
         steps: See :class:`Saved`.
         initials: See :class:`Saved`.
     """
@@ -195,8 +200,13 @@ class _Piece:
     part: Part
     dtypes: dict[str, str]
     starts: dict[str, int]
+    sizes: dict[str, int]
     steps: dict[str, int]
     initials: dict[str, float]
+
+    def has_all_elements(self, kind: str) -> bool:
+        """Return whether a tensor has an element for each element of the part."""
+        return self.sizes.get(kind) in (None, self.sizes["data"])
 
 
 def read_layouts(
@@ -224,6 +234,10 @@ def read_layouts(
 def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, Saved]]:
     """Find variables or parts of variables in a checkpoint, in any partitioning.
 
+    Slots that do not have an element for each element of the variable, as those of Adafactor,
+    cannot be divided anew. If the partitioning differs, they and the numbers of updates are left
+    out.
+
     Args:
         paths: See :func:`read_layouts`.
         wanted: The variables or parts, by any names.
@@ -242,7 +256,14 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
         arrays = {
             kind: Stored(size, np.dtype(dtype), _reader(pieces, part, kind))
             for kind, dtype in dtypes.items()
+            if all(piece.has_all_elements(kind) for piece in pieces)
         }
+        same = [piece for piece in pieces if piece.part == wanted[name].part]
+        for kind in dtypes.keys() - arrays.keys():
+            for piece in [piece for piece in same if kind in piece.dtypes]:
+                dtype, size = np.dtype(piece.dtypes[kind]), piece.sizes[kind]
+                arrays[kind] = Stored(size, dtype, _piece_reader(piece, kind, 0.0))
+        found = set(arrays)
         saved = Saved(arrays.pop("data"), {}, {}, {})
         saved.slots = {kind.removeprefix("slot:"): array for kind, array in arrays.items()}
         for piece in pieces:
@@ -250,6 +271,16 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
             saved.steps |= {
                 kind: max(steps, saved.steps.get(kind, 0)) for kind, steps in piece.steps.items()
             }
+        for optimizer in {
+            kind.removeprefix("slot:").split("/")[0] for kind in dtypes.keys() - found
+        }:
+            logger.warning(
+                "optimizer %r begins anew for %r: its slots in the checkpoint are of other parts "
+                "of the variable",
+                optimizer,
+                name,
+            )
+            saved.steps.pop(optimizer, None)
         yield name, saved
 
 
@@ -272,8 +303,10 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
                 origin = _origin(name, tuple(shapes[f"{name}:data"]), facts["parts"].get(name))
                 if origin.variable not in variables:
                     continue
-                sizes = {math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
-                if sizes != {math.prod(origin.part.shape)}:
+                sizes = {kind: math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
+                reduced = {f"slot:{key}" for key in facts["reduced"].get(name, ())}
+                equal = {sizes[kind] for kind in kinds.keys() - reduced}
+                if equal != {math.prod(origin.part.shape)}:
                     raise ValueError(f"tensors of {name!r} are not equally large")
                 # NumPy must know the dtypes of the slots. check_fits compares the data's dtype.
                 for kind in kinds.keys() - {"data"}:
@@ -281,7 +314,7 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
                 starts = {kind: places[f"{name}:{kind}"][0] for kind in kinds}
                 steps = {kind: int(n) for kind, n in facts["steps"][name].items()}
                 initials = {k: float(v) for k, v in facts["initials"].get(name, {}).items()}
-                piece = _Piece(path, name, origin.part, kinds, starts, steps, initials)
+                piece = _Piece(path, name, origin.part, kinds, starts, sizes, steps, initials)
                 found.setdefault(origin.variable, []).append(piece)
     for variable, pieces in found.items():
         pieces.sort(key=lambda piece: piece.part.start)
@@ -371,7 +404,7 @@ def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata()
-            facts = {key: json.loads(metadata.get(key, "{}")) for key in ("initials", "parts")}
+            facts = {key: json.loads(metadata.get(key, "{}")) for key in _FACTS}
             yield file, facts | {"steps": json.loads(metadata["steps"])}
     except Exception as error:
         raise unreadable(path, error) from error

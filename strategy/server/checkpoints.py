@@ -206,7 +206,9 @@ class ServedCheckpoints:
         arrays = self._pushes.collected(asked.connection, asked.slices, request.buffers)
         shard = self._variables[asked.variable].shard
         dtype = np.dtype(asked.dtype) if asked.slot else shard.layout.dtype
-        if sum(array.nbytes for array in arrays) != shard.layout.size * dtype.itemsize:
+        nbytes = sum([array.nbytes for array in arrays])
+        # Slots may have a size of their own.
+        if nbytes % dtype.itemsize or (not asked.slot and nbytes != shard.layout.data_bytes):
             raise errors.InvalidArgumentError(
                 f"a restore of {shard.name!r} does not have {shard.layout.size} values of {dtype}"
             )

@@ -242,7 +242,7 @@ class GpuShard(Shard):
         """
         found = {}
         for key, slot in self.slots.items():
-            self._check_room(key, slot.dtype)
+            self._check_room(key, slot.dtype, slot.size)
             found[key], start = np.empty(slot.size, slot.dtype), 0
             with self._gpu.told():
                 for piece in self._gpu.pieces_of(slot):
@@ -252,27 +252,26 @@ class GpuShard(Shard):
 
     def restore_slot(self, key: str, slices: Sequence[Array]) -> None:
         """See :meth:`Shard.restore_slot`."""
-        dtype = slices[0].dtype
+        dtype, size = slices[0].dtype, sum([values.size for values in slices])
         with self._gpu.told():
-            if key not in self.slots:
-                self.slots[key] = self._room_for(key, dtype)
+            if key not in self.slots or self.slots[key].size != size:
+                self.slots[key] = self._room_for(key, dtype, size)
             self._gpu.put_pieces(self.slots[key], in_blocks(slices, dtype))
 
-    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
-        slot = self._room_for(key, dtype)
+    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any], size: int) -> Array:
+        slot = self._room_for(key, dtype, size)
         self._gpu.fill(slot, initial)
         return slot  # type: ignore[no-any-return]
 
-    def _room_for(self, key: str, dtype: np.dtype[Any]) -> Any:
-        return self._gpu.array(
-            self.layout.size, dtype, f"slot {key!r} beside variable {self.name!r}"
-        )
+    def _room_for(self, key: str, dtype: np.dtype[Any], size: int) -> Any:
+        return self._gpu.array(size, dtype, f"slot {key!r} beside variable {self.name!r}")
 
     def _wide_copy(self, name: str) -> Array:
         key = f"{name}/{WIDE}"
         if key not in self.slots:
             wide = np.dtype(np.float32)
-            copy, size = self._room_for(key, wide), self.layout.size
+            size = self.layout.size
+            copy = self._room_for(key, wide, size)
             widen = self._gpu.kernel(convert_text(self.layout.dtype, wide))
             lane = self._gpu.lane()
             with lane.working("widening halves"), lane.current():
@@ -358,11 +357,14 @@ class GpuShard(Shard):
         size = self.layout.size
         gradient = self._gpu.array(size, param.dtype, f"the gradient of variable {self.name!r}")
         self._gpu.put_pieces(gradient, (block.astype(param.dtype) for block in blocks))
+        arrays = self._in_shapes(rule, param, gradient, slots)
 
         def change() -> None:
+            if not size:
+                return
             lane = self._gpu.lane()
             with lane.working(f"changing variable {self.name!r}"), lane.current():
-                rule.apply(Update(param, gradient, slots, numbers))
+                rule.apply(Update(*arrays, numbers))
                 if self.layout.is_half:
                     text = convert_text(param.dtype, self.layout.dtype)
                     self._gpu.kernel(text)(size, _address(param, 0), _address(self._values, 0))

@@ -90,7 +90,8 @@ def _optimizer_rule(optimizer: Optimizer) -> Rule:
     """Return the rule of an optimizer, compiled if numba is installed."""
     slots, formula = optimizer.slots(), optimizer.formula()
     if optimizer.needs_all:
-        return Rule(on_arrays(formula), Kind.WHOLE, slots, optimizer.initial())
+        shapes = optimizer.slot_shapes
+        return Rule(on_arrays(formula), Kind.WHOLE, slots, optimizer.initial(), None, shapes)
     compiled = None
     if can_compile():
         compiled = element_by_element(formula, len(slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -319,22 +320,32 @@ class Shard(ShardView):
         self.slots = {}
         self.span = None
 
-    def slot(self, name: str, initial: float = 0.0, dtype: DTypeLike | None = None) -> Array:
-        """Return a slot, flat, of shape ``(size,)``. The first call creates the slot.
+    def slot(
+        self,
+        name: str,
+        initial: float = 0.0,
+        dtype: DTypeLike | None = None,
+        size: int | None = None,
+    ) -> Array:
+        """Return a slot, flat. The first call creates the slot.
 
         Args:
             name: ``<name of the optimizer>/<slot>``.
             initial: Initial value of all elements.
             dtype: Dtype of a new slot; by default the dtype of the variable.
+            size: Number of elements; by default that of the variable.
 
         Raises:
             ResourceExhaustedError: There is no memory for a new slot.
         """
-        if name not in self.slots:
-            self.slots[name] = self._new_slot(name, initial, np.dtype(dtype or self.layout.dtype))
+        known = self.slots.get(name)
+        wanted = self.layout.size if size is None else size
+        if known is None or known.size != wanted:  # a checkpoint may have slots of another size
+            kind = np.dtype(dtype or self.layout.dtype)
+            known = self.slots[name] = self._new_slot(name, initial, kind, wanted)
             if initial:
                 self.initials[name] = initial
-        return self.slots[name]
+        return known
 
     def slots_on_host(self) -> Mapping[str, Array]:
         """Return the slots as host arrays, which are valid until the next change."""
@@ -350,17 +361,19 @@ class Shard(ShardView):
         Raises:
             ResourceExhaustedError: There is no memory for a new slot.
         """
-        if key not in self.slots:
-            self.slots[key] = self._new_slot(key, 0.0, slices[0].dtype)
-        np.concatenate(slices, out=self.slots[key])
+        size = sum([values.size for values in slices])
+        known = self.slots.get(key)
+        if known is None or known.size != size:
+            known = self.slots[key] = self._new_slot(key, 0.0, slices[0].dtype, size)
+        np.concatenate(slices, out=known)
 
-    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
-        self._check_room(key, dtype)
-        if self.span is not None and dtype == self.layout.dtype:
+    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any], size: int) -> Array:
+        self._check_room(key, dtype, size)
+        if self.span is not None and (dtype, size) == (self.layout.dtype, self.layout.size):
             slot = self.span.slot(key)
             slot.fill(initial)
             return slot
-        return np.full(self.layout.size, initial, dtype)
+        return np.full(size, initial, dtype)
 
     def _arrays(self, name: str, rule: Rule, values: Array) -> tuple[Array, list[Array]]:
         """Return the array that a rule updates, the values or their float32 copy, and its slots."""
@@ -368,21 +381,30 @@ class Shard(ShardView):
         if self.layout.is_half:
             param = param if rule.kind is Kind.PLAIN else self._wide_copy(name)
             self._forget_wide_copies(param)
+        shapes = rule.shapes_of_slots(self.layout.shape)
         return param, [
-            self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype)
-            for slot in rule.slots
+            self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype, math.prod(shape))
+            for slot, shape in zip(rule.slots, shapes, strict=True)
         ]
+
+    def _in_shapes(
+        self, rule: Rule, param: Array, gradient: Array, slots: Sequence[Array]
+    ) -> tuple[Array, Array, list[Array]]:
+        """Return flat arrays in the shapes in which a rule of the whole variable takes them."""
+        shape = self.layout.shape
+        shapes = zip(slots, rule.shapes_of_slots(shape), strict=True)
+        return param.reshape(shape), gradient.reshape(shape), [s.reshape(own) for s, own in shapes]
 
     def _wide_copy(self, name: str) -> Array:
         """Return the float32 copy of the values that an optimizer updates (master copy)."""
         key = f"{name}/{WIDE}"
         if key not in self.slots:
-            self._check_room(key, np.dtype(np.float32))
+            self._check_room(key, np.dtype(np.float32), self.layout.size)
             self.slots[key] = self.flat.astype(np.float32)
         return self.slots[key]
 
-    def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
-        nbytes = self.layout.size * dtype.itemsize
+    def _check_room(self, slot: str, dtype: np.dtype[Any], size: int) -> None:
+        nbytes = size * dtype.itemsize
         try:
             check_room(nbytes)
         except errors.ResourceExhaustedError as error:
@@ -525,9 +547,11 @@ class Shard(ShardView):
         """Return the function that updates all values by one call of a rule."""
         param, slots = self._arrays(name, rule, self.flat)
         gradient = np.concatenate([block.astype(param.dtype) for block in blocks])
+        arrays = self._in_shapes(rule, param, gradient, slots)
 
         def change() -> None:
-            rule.on_host(Update(param, gradient, slots, numbers))
+            if param.size:
+                rule.on_host(Update(*arrays, numbers))
             if param is not self.flat:
                 np.copyto(self.flat, param, casting="same_kind")
 

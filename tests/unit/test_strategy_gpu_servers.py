@@ -77,7 +77,7 @@ def gradient(seed, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "optimizer",
-    [*OPTIMIZERS, optimizers.Lamb(0.1, weight_decay=0.1)],
+    [*OPTIMIZERS, optimizers.Lamb(0.1, weight_decay=0.1), optimizers.Adafactor(0.1)],
     ids=lambda one: type(one).__name__,
 )
 def test_steps_are_those_of_the_host(compiling_xp, optimizer, dtype, size, near):
@@ -89,6 +89,22 @@ def test_steps_are_those_of_the_host(compiling_xp, optimizer, dtype, size, near)
         return [v.numpy(), v.read_value(consistent=False)]
 
     assert_equal(on_both(train, workers=1, near=near))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_slots_of_rows_and_columns_are_those_of_the_host(compiling_xp, tmp_path, dtype):
+    def train(worker):
+        strategy, adafactor = worker(), optimizers.Adafactor(0.1)
+        v = variable(strategy, "v", (70, 9), 0.5, dtype)
+        for step in range(4):
+            if step == 2:
+                path = strategy.save(str(tmp_path / str(len(list(tmp_path.iterdir())))))
+                v.assign(np.zeros(v.shape, dtype))
+                strategy.restore(path)
+            adafactor.apply_gradients([(gradient(step, (70, 9), dtype), v)]).wait()
+        return [v.numpy()]
+
+    assert_equal(on_both(train, workers=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

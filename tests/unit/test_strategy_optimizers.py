@@ -41,7 +41,8 @@ KINDS = tuple(optimizers.BY_NAME)
     ("kind", "name"),
     [
         *[(kind, name) for kind in KINDS for name in ("clipnorm", "global_clipnorm", "clipvalue")],
-        *[(kind, "epsilon") for kind in KINDS if kind not in ("SGD", "Ftrl", "Lion")],
+        *[(k, "epsilon") for k in KINDS if k not in ("SGD", "Ftrl", "Lion", "Adafactor")],
+        *[("Adafactor", name) for name in ("epsilon_2", "clip_threshold")],
     ],
 )
 def test_what_must_be_positive(kind, name, value):

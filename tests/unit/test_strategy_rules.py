@@ -33,6 +33,8 @@ CONFIGURATIONS = [
     optimizers.AdamW(0.01, weight_decay=0.0),
     optimizers.Adam(0.01, amsgrad=True),
     optimizers.AdamW(0.01, beta_2=0.6, amsgrad=True),
+    optimizers.Adafactor(0.01),
+    optimizers.Adafactor(0.5, -0.5, 1e-3, 0.1, 0.5, weight_decay=0.1),
     optimizers.Adadelta(1.0),
     optimizers.Adadelta(0.5, rho=0.5, epsilon=1e-3, weight_decay=0.1),
     optimizers.Adamax(0.01),
@@ -110,6 +112,29 @@ def adadelta(p, grads, learning_rate, rho, epsilon, weight_decay):
     return p
 
 
+def adafactor(
+    p, grads, learning_rate, beta_2_decay, epsilon_1, epsilon_2, clip_threshold, weight_decay
+):
+    """Algorithm 5 of arXiv 1804.04235, with the constants of torch."""
+    epsilon_1 = epsilon_1 or np.finfo(p.dtype).eps
+    rows = columns = squares = 0.0
+    for t, g in enumerate(grads, 1):
+        g, decay = g.astype(float), 1 - t**beta_2_decay
+        if g.ndim > 1:
+            rows = decay * rows + (1 - decay) * np.mean(g**2, -1)
+            columns = decay * columns + (1 - decay) * np.mean(g**2, -2)
+            total = np.maximum(rows.mean(-1)[..., None, None], epsilon_1)
+            squares = rows[..., :, None] * columns[..., None, :] / total
+        else:
+            squares = decay * squares + (1 - decay) * g**2
+        step = g / np.sqrt(np.maximum(squares, epsilon_1**2))
+        step = step / max(1, np.sqrt(np.mean(step**2)) / clip_threshold)
+        size = max(epsilon_2, np.sqrt(np.mean(p.astype(float) ** 2)))
+        rate = min(learning_rate, 1 / np.sqrt(t))
+        p = p - learning_rate * weight_decay * p - rate * size * step
+    return p
+
+
 def adamax(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
     """Algorithm 2 of arXiv 1412.6980."""
     m = u = 0.0
@@ -177,6 +202,7 @@ REFERENCES = {
     "Adam": adam,
     "AdamW": lambda *args, **values: adam(*args, **values, decoupled=True),
     "Adadelta": adadelta,
+    "Adafactor": adafactor,
     "Adamax": adamax,
     "Nadam": nadam,
     "Lamb": lamb,
@@ -198,7 +224,7 @@ def kind_of(optimizer):
 
 
 def numpy_rule(optimizer):
-    slots = optimizer.slots(), optimizer.initial()
+    slots = optimizer.slots(), optimizer.initial(), None, optimizer.slot_shapes
     return Rule(on_arrays(optimizer.formula()), Kind.OPTIMIZER, *slots)
 
 
@@ -210,8 +236,10 @@ def numba_rule(optimizer):
     return Rule(apply, Kind.OPTIMIZER, slots, optimizer.initial())
 
 
-def slots_of(rule, size, dtype):
-    return [np.full(size, rule.initial.get(name, 0.0), dtype) for name in rule.slots]
+def slots_of(rule, shape, dtype):
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    shapes = zip(rule.slots, rule.shapes_of_slots(shape), strict=True)
+    return [np.full(own, rule.initial.get(name, 0.0), dtype) for name, own in shapes]
 
 
 def update(rule, param, grad, numbers=(), slots=(), cuts=()):
@@ -304,6 +332,47 @@ def test_torch_takes_the_same_steps(optimizer, name, options):
         peer.step()
     tolerance = 1e-6 if name == "NAdam" else 1e-9  # which keeps a product in float32
     np.testing.assert_allclose(param, theirs.numpy(), rtol=tolerance, atol=tolerance)
+
+
+SHAPES = [(500,), (20, 25), (4, 5, 25), (1, 500), (500, 1), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-5)])
+def test_adafactor_of_any_shape(shape, dtype, tolerance):
+    adafactor = optimizers.Adafactor(0.1, weight_decay=0.1)
+    start, *grads = [random(seed, shape, dtype) for seed in (3, *range(11, 31))]
+    rule, param = numpy_rule(adafactor), np.array(start)
+    slots = slots_of(rule, shape, dtype)
+    for step, grad in enumerate(grads, 1):
+        rule.apply(Update(param, grad, slots, adafactor.numbers(0.1, step)))
+    expected = REFERENCES["Adafactor"](start, grads, 0.1, **adafactor.hyperparameters)
+    np.testing.assert_allclose(param, expected, rtol=tolerance, atol=tolerance)
+    if len(shape) > 1:
+        size = np.prod(shape)
+        assert sum(slot.size for slot in slots) == size // shape[-1] + size // shape[-2]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "d": 2.0, "beta2_decay": -0.5}])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adafactor_takes_the_steps_of_torch(shape, options):
+    import torch
+
+    names = {"d": "clip_threshold", "beta2_decay": "beta_2_decay"}
+    adafactor = optimizers.Adafactor(
+        0.1, **{names.get(name, name): value for name, value in options.items()}
+    )
+    rule, param = numpy_rule(adafactor), np.array(random(3, shape))
+    slots, theirs = slots_of(rule, shape, float), torch.tensor(param)
+    peer = torch.optim.Adafactor([theirs], lr=0.1, **options)
+    for step in range(1, 101):
+        grad = np.asarray(random(10 + step, shape))
+        rule.apply(Update(param, grad, slots, adafactor.numbers(0.1, step)))
+        theirs.grad = torch.tensor(grad)
+        peer.step()
+    # torch keeps the number of steps in float32.
+    np.testing.assert_allclose(param, theirs.numpy(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")

@@ -282,6 +282,49 @@ def test_a_checkpoint_without_all_parts(make, tmp_path):
         strategy.restore(path)
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("rows", "rows"),
+        ("rows", "columns"),
+        ("whole", "whole"),
+        ("whole", "rows"),
+        ("flat", "flat"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
+def test_slots_of_rows_and_columns(make, tmp_path, caplog, dtype, first, then):
+    """Adafactor goes on with its slots in the same parts, and begins anew in others."""
+    optimizer = optimizers.Adafactor(0.1)
+
+    def program(kind):
+        strategy = make(servers=2).worker(0)
+        small = variable(strategy, "small", (2, 3), "ones", dtype)
+        return strategy, sharded(strategy, "large", numbers().astype(dtype), kind, dtype), small
+
+    def step(made, seed):
+        pairs = [(numbers(v.shape, seed).astype(dtype), v) for v in made]
+        optimizer.apply_gradients(pairs).wait()
+
+    strategy, *made = program(first)
+    for seed in range(3):
+        step(made, seed)
+    path = strategy.save(str(tmp_path))
+    other, *again = program(then)
+    assert other.restore(path) == 3
+    for v, w in zip(made, again, strict=True):
+        np.testing.assert_array_equal(w, v)
+    anew = [record.message for record in caplog.records if "begins anew" in record.message]
+    assert all("'Adafactor' begins anew for 'large" in message for message in anew)
+    assert bool(anew) == (then != first)
+    step(made, 3)
+    step(again, 3)
+    np.testing.assert_array_equal(again[1], made[1])
+    is_equal = (again[0].numpy() == made[0].numpy()).all()
+    assert is_equal == (then == first)
+    assert np.isfinite(again[0].numpy().astype(float)).all()
+
+
 @pytest.mark.parametrize("then", PARTITIONERS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
 def test_slots_that_only_some_parts_have(make, tmp_path, dtype, then):
