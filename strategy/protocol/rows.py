@@ -96,22 +96,6 @@ def distinct(ids: Array) -> tuple[Array, Array]:
     return ids[is_new], places
 
 
-def grouped(ids: Array) -> tuple[Array, Array, Array]:
-    """Group equal numbers.
-
-    Args:
-        ids: Row numbers, shape ``(n,)``, int64.
-
-    Returns:
-        The unique numbers, ascending. The stable order that sorts ``ids``. The position in this
-        order at which each number begins, followed by n.
-    """
-    order = _ascending(ids)
-    ids = ids[order]
-    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
-    return ids[starts], order, np.append(starts, len(ids))
-
-
 def sums(rows: Array, order: Array, starts: Array) -> Array:
     """Sum groups of rows. The extra ``fast`` adds compiled code for many rows.
 

@@ -29,25 +29,6 @@ NAME = "work"
 """Name of the function in every source."""
 
 
-def wide_dtype(dtype: DType) -> DType:
-    """Return the dtype of the updates and slots of a variable: float32 for half precision."""
-    return np.dtype(np.float32) if dtype in HALVES else dtype
-
-
-@cache
-def merge_text(grad: DType) -> str:
-    """Return the kernel that adds up rows with the same number, in order, and divides the sums.
-
-    The arguments of the kernel are the number of elements of all sums, the number of elements of a
-    row, the row numbers (unused), the index of the first gradient row of each sum and the end of
-    the last sum, the divisor, the address of the gradient, and the address of the sums.
-    """
-    given = ["Index size", "Index width", "const Index* ids", "const Index* starts", "T divisor"]
-    given += [f"const {_type(grad)}* grad", "T* sums"]
-    lines = [_function(wide_dtype(grad), given), f"    {_summed(grad)}", "    sums[at] = g;", "}"]
-    return HALVES_TEXT + "\n".join(lines) + "\n"
-
-
 @cache
 def rows_text(itemsize: int, put: bool) -> str:
     """Return the kernel that gathers rows of a table in an array, or scatters the array back.
@@ -83,15 +64,6 @@ def convert_text(source: DType, target: DType) -> str:
 
 _PLACE = """const Index row = at / width, column = at - row * width;
     const Index here = ids[row] * width + column;"""
-
-
-def _summed(grad: DType) -> str:
-    """Return the statements that sum the gradient's values for one element, and divide the sum."""
-    first, further = (_read(grad, f"grad[{n} * width + column]") for n in ("starts[row]", "n"))
-    return f"""{_PLACE}
-    T g = {first};
-    for (Index n = starts[row] + 1; n < starts[row + 1]; n++) g = g + {further};
-    if (divisor != 1) g = g / divisor;"""
 
 
 def _function(wide: DType | str, given: Sequence[str]) -> str:

@@ -13,62 +13,9 @@ from mpidist.buffers.copying import put_rows, take_rows
 from mpidist.gpu import Pinned, StagingStream
 from strategy.protocol.layout import BLOCK_BYTES, WIDE, Bytes
 from strategy.protocol.push_message import in_blocks
-from strategy.protocol.rows import grouped
 from strategy.rules import Array, Kind, Rule, Update
-from strategy.server.gpu import LANES, Gpu, convert_text, merge_text, rows_text
+from strategy.server.gpu import LANES, Gpu, convert_text, rows_text
 from strategy.server.shard import End, Shard
-
-
-@dataclass(frozen=True)
-class GivenRows:
-    """Gradients of rows of a variable, by one worker or several.
-
-    Attributes:
-        ids: Unique row numbers.
-        starts: Index of the first gradient of each row number among the ordered ``rows``. The
-            last element is the number of gradients.
-        rows: The gradients, shape ``(n, width)``, in the order of the workers.
-        order: Indices that sort ``rows`` by row number, stably. None if ``rows`` is sorted.
-        divisor: The number by which the sum of the gradients of each row is divided.
-    """
-
-    ids: Array
-    starts: Array
-    rows: Array
-    order: Array | None = None
-    divisor: int = 1
-
-    def pieces(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield row numbers, starts and gradients of pieces of about one block.
-
-        The starts of a piece count from its first gradient.
-        """
-        limit = max(BLOCK_BYTES // max(self.rows[:1].nbytes, 1), 1)
-        begin = 0
-        while begin < len(self.ids):
-            first = self.starts[begin]
-            end = int(np.searchsorted(self.starts, first + limit, "right")) - 1
-            end = max(end, begin + 1)
-            here: Any = slice(first, self.starts[end])
-            if self.order is not None:
-                here = self.order[here]
-            yield self.ids[begin:end], self.starts[begin : end + 1] - first, self.rows[here]
-            begin = end
-
-
-def rows_of(each: Sequence[tuple[Array, Array]], width: int) -> GivenRows:
-    """Join the gradients of several workers.
-
-    Args:
-        each: Unique row numbers and flat gradients of each worker.
-        width: Number of elements of a row.
-    """
-    if len(each) == 1:
-        ((ids, rows),) = each
-        return GivenRows(ids, np.arange(len(ids) + 1), rows.reshape(len(ids), width))
-    ids, order, starts = grouped(np.concatenate([ids for ids, _ in each]))
-    together = np.concatenate([rows.reshape(len(own), width) for own, rows in each])
-    return GivenRows(ids, starts, together, order, len(each))
 
 
 @dataclass(frozen=True)
@@ -94,7 +41,9 @@ class Tables:
     slots: Sequence[Any]
     copy: Array
 
-    def change(self, rule: Rule, numbers: Sequence[float], given: GivenRows) -> Callable[[], None]:
+    def change(
+        self, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
+    ) -> Callable[[], None]:
         """Return the function that updates rows by an optimizer on the GPU and in the host copy.
 
         The kernels that move rows are compiled when this method returns.
@@ -102,22 +51,23 @@ class Tables:
         Args:
             rule: The update rule.
             numbers: The numbers of this step.
-            given: The gradients.
+            ids: Unique row numbers.
+            rows: The gradients of the rows, flat, in the dtype of the variable or of ``param``.
         """
-        divisor = self.param.dtype.type(given.divisor)
-        begin = self._by_rule(rule, numbers)
+        begin = self._by_rule(rule, numbers, rows.dtype)
 
         def change() -> None:
             under_way: deque[tuple[StagingStream, Array]] = deque()
             try:
-                for ids, starts, rows in given.pieces():
-                    lane, room = self.gpu.lane(), len(ids) * self.width * self.dtype.itemsize
+                for here in self._pieces(ids, rows.itemsize):
+                    own, size = ids[here], len(ids[here]) * self.width
+                    grad = rows[here.start * self.width : here.start * self.width + size]
+                    lane, room = self.gpu.lane(), size * self.dtype.itemsize
                     with lane.working("changing rows") as package, lane.current():
-                        *places, changed = lane.place(ids, starts, rows, room=room)
-                        size = len(ids) * self.width
-                        begin(package, size, [place.ptr for place in places], divisor, changed.ptr)
+                        numbers, given, changed = lane.place(own, grad, room=room)
+                        begin(package, size, numbers.ptr, given, changed.ptr)
                         lane.fetch(changed.ptr, room)
-                    under_way.append((lane, ids))
+                    under_way.append((lane, own))
                     if len(under_way) == LANES:
                         self._put_down(*under_way.popleft())
             finally:  # workers must see rows changed before an error
@@ -133,7 +83,7 @@ class Tables:
         after the change, the GPU would keep the old rows.
         """
         put = self.gpu.kernel(rows_text(self.dtype.itemsize, put=True))
-        pieces = [one for one, *_ in GivenRows(ids, np.arange(len(ids) + 1), self.copy).pieces()]
+        pieces = [ids[here] for here in self._pieces(ids, self.copy.itemsize)]
         longest = max(map(len, pieces), default=0)
         self.gpu.reserve(np.empty(longest, ids.dtype), self.copy[:longest])
 
@@ -149,26 +99,33 @@ class Tables:
 
         return bring_up
 
+    def _pieces(self, ids: Array, itemsize: int) -> Iterator[slice]:
+        """Divide row numbers into pieces whose rows fill about one block."""
+        length = max(BLOCK_BYTES // max(self.width * itemsize, 1), 1)
+        for start in range(0, len(ids), length):
+            yield slice(start, start + length)
+
     def _put_down(self, lane: StagingStream, ids: Array) -> None:
         changed = lane.finish().view(self.copy.dtype)
         put_rows(self.copy, ids, changed.reshape(len(ids), self.width))
 
-    def _by_rule(self, rule: Rule, numbers: Sequence[float]) -> _BeginRows:
+    def _by_rule(self, rule: Rule, numbers: Sequence[float], given: np.dtype[Any]) -> _BeginRows:
         """Return the function that gathers rows, starts their update, and scatters them back."""
         wide, tables = self.param.dtype, [self.param, *self.slots]
-        merge = self.gpu.kernel(merge_text(self.dtype))
+        widen = None if given == wide else self.gpu.kernel(convert_text(given, wide))
         take, put = (self.gpu.kernel(rows_text(wide.itemsize, put=way)) for way in (False, True))
         narrow = None
         if self.values is not self.param:
             narrow = self.gpu.kernel(convert_text(wide, self.dtype))
-        put_values = self._kernel(put=True)
+        put_values = self.gpu.kernel(rows_text(self.dtype.itemsize, put=True))
 
-        def begin(
-            package: Any, size: int, places: Sequence[int], divisor: np.generic, changed: int
-        ) -> None:
-            ids, starts, rows = places
-            grad, *taken = [package.empty(size, wide) for _ in range(1 + len(tables))]
-            merge(size, self.width, ids, starts, divisor, rows, grad.data.ptr)
+        def begin(package: Any, size: int, ids: int, rows: Any, changed: int) -> None:
+            taken = [package.empty(size, wide) for _ in tables]
+            if widen is None:
+                grad = package.ndarray((size,), wide, rows)
+            else:
+                grad = package.empty(size, wide)
+                widen(size, rows.ptr, grad.data.ptr)
             for table, part in zip(tables, taken, strict=True):
                 take(size, self.width, ids, table.data.ptr, part.data.ptr)
             rule.apply(Update(taken[0], grad, taken[1:], numbers))
@@ -182,13 +139,10 @@ class Tables:
 
         return begin
 
-    def _kernel(self, *, put: bool) -> Any:
-        return self.gpu.kernel(rows_text(self.dtype.itemsize, put))
 
-
-_BeginRows = Callable[[Any, int, Sequence[int], np.generic, int], None]
-"""Starts an update of rows. Called with CuPy, the number of elements, the addresses of row numbers,
-starts and gradients, the divisor of the sums, and the address for the new rows."""
+_BeginRows = Callable[[Any, int, int, Any, int], None]
+"""Starts an update of rows. Called with CuPy, the number of elements, the address of the row
+numbers, a pointer to the gradients, and the address for the new rows."""
 
 
 _Begin = Callable[[Any, int, Array, Any], None]
@@ -380,30 +334,14 @@ class GpuShard(Shard):
         with self._gpu.told():
             super()._change_at_once(name, changer)
 
-    def apply_mean_of_rows(
-        self,
-        name: str,
-        rule: Rule,
-        numbers: Sequence[float],
-        each: Sequence[tuple[Array, Array]],
-    ) -> None:
-        """Update rows by a mean; see :meth:`Shard.apply_mean_of_rows`.
-
-        For optimizers, the GPU adds up the gradients.
-        """
-        if rule.kind is Kind.PLAIN:
-            super().apply_mean_of_rows(name, rule, numbers, each)
-            return
-        for ids, _ in each:
-            self.check_rows(ids)
-        given = rows_of(each, self._width)
-        self._change_at_once(name, lambda: self._tables(name, rule).change(rule, numbers, given))
-
     def _row_changer(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> Callable[[], None]:
+        if rule.kind is not Kind.PLAIN:
+            tables = self._tables(*self._arrays(name, rule, self._values))
+            return tables.change(rule, numbers, ids, rows)
         change = super()._row_changer(name, rule, numbers, ids, rows)
-        bring_up = self._tables_with(self._values, ()).bringing_up(ids)
+        bring_up = self._tables(self._values, ()).bringing_up(ids)
 
         def change_here_and_there() -> None:
             change()
@@ -411,18 +349,10 @@ class GpuShard(Shard):
 
         return change_here_and_there
 
-    @property
-    def _width(self) -> int:
-        return self.layout.size // max(len(self.data), 1)
-
-    def _tables(self, name: str, rule: Rule) -> Tables:
-        return self._tables_with(*self._arrays(name, rule, self._values))
-
-    def _tables_with(self, param: Any, slots: Sequence[Any]) -> Tables:
-        values = self._values
-        copy = self._copy.view(values.dtype).reshape(len(self.data), self._width)
-        kept = (values, param, slots, copy)
-        return Tables(self._gpu, self.layout.dtype, self._width, *kept)
+    def _tables(self, param: Any, slots: Sequence[Any]) -> Tables:
+        values, width = self._values, self.layout.size // max(len(self.data), 1)
+        copy = self._copy.view(values.dtype).reshape(len(self.data), width)
+        return Tables(self._gpu, self.layout.dtype, width, values, param, slots, copy)
 
 
 def _address(array: Any, start: int) -> int:
