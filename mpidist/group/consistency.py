@@ -13,6 +13,7 @@ import pickle
 import sys
 import time
 import zlib
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,9 +88,11 @@ class Comparison(Op):
     """
 
     def __init__(self, op: Op, log: list[Signature], comm: MPI.Intracomm) -> None:
-        log = [
-            (*one[:4], _SAME_KIND[one[4]], one[5]) if one[4] in _SAME_KIND else one for one in log
-        ]
+        if not _SAME_KIND.keys().isdisjoint(map(itemgetter(4), log)):
+            log = [
+                (*one[:4], _SAME_KIND[one[4]], one[5]) if one[4] in _SAME_KIND else one
+                for one in log
+            ]
         checksum = zlib.crc32(marshal.dumps(log, 2))  # later versions depend on shared references
         rank = op.group.rank
         self._keys = np.array(
@@ -115,6 +118,7 @@ class Comparison(Op):
     def _raise_if_different(self) -> None:
         lowest, highest = self._keys.tolist()
         if lowest >> _RANK_BITS == (highest >> _RANK_BITS) ^ _CHECKSUM_MASK:
+            self._log = []  # this Op lives until the garbage collector runs
             return
         mask = (1 << _RANK_BITS) - 1
         raise self._difference(lowest & mask, highest & mask)

@@ -58,12 +58,14 @@ class MpiBackend:
 
     def run(self, op: Op) -> None:
         """Run an operation; see :meth:`mpidist.group.backend.Backend.run`."""
-        recv = op.recv
+        run, recv = self._run[op.name], op.recv
+        if recv is not None and recv.size <= LARGEST_COUNT:  # the usual case
+            run(op)
+            return
         if recv is None and (op.send_parts or op.recv_parts):
             self._run_parts(op)
             return
-        run = self._run[op.name]
-        if (recv is not None and recv.size <= LARGEST_COUNT) or op.count() <= LARGEST_COUNT:
+        if op.count() <= LARGEST_COUNT:
             run(op)
             return
         segments = split_op(op)

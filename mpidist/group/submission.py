@@ -457,8 +457,8 @@ class Submission:
         else:
             self._next_compared = (number // PERIOD + 1) * PERIOD
         try:
-            comparison = Comparison(op, self._log, self._comm)
-            self._log.clear()
+            log, self._log = self._log, []
+            comparison = Comparison(op, log, self._comm)
             work = self._start(comparison)
             wait_s = limit
             if async_op and not self._compares_all:
