@@ -16,14 +16,8 @@ from numpy.typing import NDArray
 
 from mpidist import Work, errors
 from strategy.array_like import IndexedSlices
-from strategy.client.connection import (
-    Change,
-    Connection,
-    PushResult,
-    converted,
-    entries_of,
-    global_norm,
-)
+from strategy.client.changes import Change, converted, entries_of, global_norm
+from strategy.client.connection import Connection, PushResult
 from strategy.client.pull import RemoteVariable
 from strategy.client.sync_modes import SyncMode
 from strategy.described import described

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mpidist import host_view
 from strategy.array_like import ArrayLike, IndexedSlices, in_dtype, on_host, read, row_numbers
-from strategy.client.connection import Change, check_change, push_all
+from strategy.client.changes import Change, check_change
+from strategy.client.connection import push_all
 from strategy.client.pull import RemoteVariable, pull, pull_all, pull_into
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.layout import HALVES, Layout
@@ -355,7 +356,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
             value: Any array, another variable, a number for all elements, or
                 :class:`IndexedSlices`, whose values for the same row are added.
             rule_of: Returns the rule for a connection; see
-                :class:`strategy.client.connection.Change`.
+                :class:`strategy.client.changes.Change`.
         """
         if (
             value.__class__ is np.ndarray

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpidist import errors
-from strategy.client.connection import Change, Connection, push_all
+from strategy.client.changes import Change
+from strategy.client.connection import Connection, push_all
 from strategy.client.pull import RemoteVariable
 from strategy.initializers import InitialValue
 from strategy.placement import Placement

@@ -7,40 +7,25 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
-import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
+from strategy.client.changes import Change, arrays_of, entries_of, messages_of
 from strategy.client.pull import Pulls, RemoteVariable
 from strategy.client.snapshots import Snapshots
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.protocol.checks import check_range
 from strategy.protocol.cluster import Host
 from strategy.protocol.layout import Layout, RmaShardView, ShardView
 from strategy.protocol.partition import Origin
-from strategy.protocol.push_message import (
-    ELEMENTS,
-    INCREMENT,
-    ONE,
-    ROWS,
-    WHOLE,
-    PushMessage,
-    arrays_of,
-    copy_scaled,
-    messages_of,
-    pack_entries,
-    unpack_reply,
-    wire_number,
-)
+from strategy.protocol.push_message import PushMessage, unpack_reply
 from strategy.protocol.rounds import Decision
 
 TRANSPORTS = ("auto", "shared", "rma", "p2p")
@@ -101,136 +86,6 @@ Array = NDArray[Any]
 
 PushResult = tuple[Sequence[int], Sequence[int]]
 """The versions after the changes of a push, and the staleness of the changes."""
-
-
-@dataclass(slots=True)
-class Change:
-    """One change of one variable, or of several small variables of one server and dtype.
-
-    Attributes:
-        remotes: The variables. Several variables have one flat array of all their values.
-        rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
-        data: The values, with any strides, in the shape of the variable, rows or elements. They are
-            converted when they are sent.
-        scale: A factor for the values.
-        ids: Unique row numbers of ``data``, int64; None for the whole variable.
-        wire: The dtype in which the values are sent; None for the dtype of the variable.
-        element_ids: Indices of the elements of ``data`` in the flattened variable, ascending,
-            int64. The other elements are 0. None if ``data`` has all elements.
-        rate: The learning rate. 0 if the rule is not an optimizer, or if it has a schedule.
-        entries: The entries of the message for ``remotes``, if they are known.
-    """
-
-    remotes: Sequence[RemoteVariable]
-    rule: int
-    data: Array
-    scale: float = 1.0
-    ids: Array | None = None
-    wire: np.dtype[Any] | None = None
-    element_ids: Array | None = None
-    rate: float = 0.0
-    entries: bytes = b""
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to the server of the variables."""
-        return self.remotes[0].connection
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the variables."""
-        return self.remotes[0].layout.dtype
-
-    @property
-    def travels_in(self) -> np.dtype[Any]:
-        """The dtype in which the values are sent."""
-        return self.remotes[0].layout.dtype if self.wire is None else self.wire
-
-    @property
-    def is_whole(self) -> bool:
-        """True if ``data`` has all elements of the variables."""
-        return self.ids is None and self.element_ids is None
-
-    def divided(self) -> Iterator[tuple[RemoteVariable, Array]]:
-        """Yield each variable with its values."""
-        if len(self.remotes) == 1:
-            yield self.remotes[0], self.data
-            return
-        begin = 0
-        for remote in self.remotes:
-            end = begin + remote.layout.size
-            yield remote, self.data[begin:end]
-            begin = end
-
-
-def check_change(
-    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
-) -> None:
-    """Check that an array can change a variable.
-
-    Args:
-        name: Name of the variable.
-        shape: Shape of the variable.
-        dtype: Dtype of the variable.
-        data: The array.
-        rows: Number of rows that the array changes; None for all.
-
-    Raises:
-        ValueError: The shape differs, or a value does not fit the dtype.
-        TypeError: The dtype cannot be converted.
-    """
-    shape = shape if rows is None else (rows, *shape[1:])
-    if data.shape != shape:
-        what = "the variable" if rows is None else f"{rows} rows of the variable"
-        raise ValueError(
-            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
-        )
-    # np.can_cast lets complex numbers become bfloat16.
-    if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
-        raise TypeError(
-            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
-        )
-    check_range(data, dtype, f"variable {name!r}")
-
-
-def converted(change: Change) -> Array:
-    """Return a flat, scaled copy of the values in the dtype in which they are sent."""
-    flat = np.empty(change.data.size, change.travels_in)
-    copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
-    return flat
-
-
-def global_norm(changes: Sequence[Change]) -> float:
-    """Return the Euclidean norm of all changes together.
-
-    Raises:
-        ValueError: The norm of a change is infinite or NaN.
-    """
-    norms = []
-    # One norm for each variable: sums over more elements would be less accurate in float32.
-    for remote, data in [pair for change in changes for pair in change.divided()]:
-        norm = _norm(np.ravel(data))
-        if not math.isfinite(norm):
-            raise ValueError(
-                f"the gradient of variable {remote.name!r} cannot be clipped: its norm is {norm}"
-            )
-        norms.append(norm)
-    return math.hypot(*norms)
-
-
-def _norm(flat: Array) -> float:
-    if flat.dtype not in (np.float32, np.float64):
-        wide = flat.dtype.kind in "iu" or flat.itemsize > 4
-        flat = flat.astype(np.float64 if wide else np.float32)
-    square = float(np.vdot(flat, flat))
-    # The sum of squares may overflow or underflow.
-    if 1e-30 < square < math.inf or not flat.any():
-        return math.sqrt(square)
-    largest = float(np.abs(flat).max())
-    if not 0 < largest < math.inf:
-        return largest
-    scaled = flat / flat.dtype.type(largest)
-    return largest * math.sqrt(float(np.vdot(scaled, scaled)))
 
 
 def push_all(
@@ -746,19 +601,6 @@ class Connection:
 def _decision(reply: Reply) -> Decision:
     answer = pb.EnterReply.FromString(reply.body)
     return Decision(answer.step, tuple(answer.members), answer.problem)
-
-
-def entries_of(change: Change) -> bytes:
-    """Return the entries of a push message for a change."""
-    kind = WHOLE
-    if change.ids is not None:
-        kind = ROWS
-    elif change.element_ids is not None:
-        kind = ELEMENTS
-    elif change.data is ONE:
-        kind = INCREMENT
-    wire = wire_number(change.wire)
-    return pack_entries([(remote.number, change.rule, kind, wire) for remote in change.remotes])
 
 
 def definition(optimizer: Optimizer) -> pb.OptimizerDef:

@@ -12,7 +12,8 @@ from typing import Any
 
 from mpidist import Work, errors
 from mpidist.config import config as settings
-from strategy.client.connection import LOOK_S, Change, Connection, push_all
+from strategy.client.changes import Change
+from strategy.client.connection import LOOK_S, Connection, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import whole_number
 from strategy.protocol.rounds import Decision

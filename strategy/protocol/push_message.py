@@ -19,17 +19,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from strategy.protocol.layout import BLOCK_BYTES, DTYPES, HALVES
-
-if TYPE_CHECKING:
-    from strategy.client.connection import Change
-
+from strategy.protocol.layout import BLOCK_BYTES, DTYPES
 
 Array = NDArray[Any]
 
@@ -39,80 +35,7 @@ SLICE_BYTES = 16 << 20
 _INT64 = np.dtype(np.int64)
 
 ONE: Array = np.ones((), np.int64)
-"""The data of a change that adds one to a variable of one element. It is not sent."""
-
-
-def arrays_of(changes: Sequence[Change]) -> list[Array]:
-    """Return the C-contiguous arrays of a push. Some may share memory with the given values."""
-    arrays: list[Array | list[Change]] = []
-    joined: dict[np.dtype[Any], list[Change]] = {}
-    for change in changes:
-        if change.data is ONE:
-            continue
-        arrays += [numbers for numbers in (change.ids, change.element_ids) if numbers is not None]
-        dtype = change.travels_in
-        if len(change.remotes) == 1 and change.data.size * dtype.itemsize >= JOINED_BYTES:
-            values = _joined([change])
-            arrays += slices_of(values) if change.is_whole else [values]
-        elif dtype in joined:
-            joined[dtype].append(change)
-        else:
-            joined[dtype] = [change]
-            arrays.append(joined[dtype])
-    return [_joined(part) if isinstance(part, list) else part for part in arrays]
-
-
-def messages_of(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Divide arrays into messages of at most :data:`SLICE_BYTES`, unless one array is larger."""
-    messages: list[list[Array]] = [[]]
-    nbytes = 0
-    for array in arrays:
-        if messages[-1] and nbytes + array.nbytes > SLICE_BYTES:
-            messages.append([])
-            nbytes = 0
-        messages[-1].append(array)
-        nbytes += array.nbytes
-    return messages
-
-
-def slices_of(flat: Array) -> list[Array]:
-    """Divide a flat array into slices of at most :data:`SLICE_BYTES`."""
-    step = SLICE_BYTES // flat.itemsize
-    return [flat[start : start + step] for start in range(0, flat.size, step)]
-
-
-def _joined(changes: Sequence[Change]) -> Array:
-    """Return the values of changes that are sent in one dtype as one flat array.
-
-    The values of a single change are not copied if they can be sent as they are.
-    """
-    dtype, scale = changes[0].travels_in, changes[0].scale
-    is_alike = all(change.data.dtype == dtype and change.scale == scale for change in changes)
-    if is_alike:
-        parts = [change.data.reshape(-1) for change in changes]
-        if scale == 1.0:
-            # A reversed array stays a view with negative strides.
-            return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
-    flat, begin = np.empty(sum([change.data.size for change in changes]), dtype), 0
-    with np.errstate(all="ignore"):  # the server does not report overflow either
-        if is_alike:
-            copy_scaled(np.concatenate(parts, out=flat), flat, scale)
-            return flat
-        for change in changes:
-            part = flat[begin : begin + change.data.size].reshape(change.data.shape)
-            copy_scaled(part, change.data, change.scale)
-            begin += part.size
-    return flat
-
-
-def copy_scaled(target: Array, source: Array, scale: float) -> None:
-    """Copy an array times a factor, converted to the dtype of the target."""
-    if scale == 1.0:
-        np.copyto(target, source, casting="same_kind")
-    else:  # in half precision or integers the factor might round to 0
-        kinds = [array.dtype for array in (source, target) if array.dtype not in HALVES]
-        wide = np.result_type(np.float32, *kinds)
-        np.multiply(source, scale, out=target, dtype=wide, casting="unsafe")
+"""The data of a change that adds one to a variable. It is not sent."""
 
 
 class ArrayReader:

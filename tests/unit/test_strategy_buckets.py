@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mpidist import errors
 from strategy import optimizers, schedules
-from strategy.client.connection import Change, push_all
+from strategy.client.changes import Change
+from strategy.client.connection import push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server import rules, shard, variable_store
 from strategy.server.shard import Bucket

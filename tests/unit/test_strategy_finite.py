@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.client.connection import Change
+from strategy.client.changes import Change
 from strategy.gradients import _PART, not_finite
 from strategy.protocol.layout import Layout
 
