@@ -180,14 +180,16 @@ class Optimizer:
             before = self.__dict__.get(name)
             if before is not None and (callable(value) or callable(before)):
                 raise TypeError(
-                    "only a number can be set in place of a number: for a schedule make another "
-                    "optimizer of the same name, which goes on with the slots"
+                    "a schedule can be neither set nor replaced, only a number by a number: make "
+                    "another optimizer of the same name, which goes on with the slots"
                 )
             if not callable(value):
                 _check_number(name, value)
-                if not 0 <= value <= sys.float_info.max:
+                # A comparison of NumPy's float32 with the largest float64 would overflow.
+                number = value if isinstance(value, int) else float(value)
+                if not 0 <= number <= sys.float_info.max:
                     raise ValueError(f"{name} must be at least 0 and finite, not {value!r}")
-                value = float(value)
+                value = float(number)
         elif name in self.__dict__ or name not in self._settable:
             raise AttributeError(
                 f"only the learning rate of an optimizer can be set, not {name!r}: make another "
@@ -281,6 +283,8 @@ class Optimizer:
         rate = self.learning_rate
         shown = {"learning_rate": described(rate) if callable(rate) else f"{rate:g}"}
         shown |= {name: f"{value:g}" for name, value in self.hyperparameters.items()}
+        clipped = {name: getattr(self, name) for name in self._common[1:4]}
+        shown |= {name: f"{limit:g}" for name, limit in clipped.items() if limit is not None}
         return f"{type(self).__name__}({', '.join(f'{key}={text}' for key, text in shown.items())})"
 
 

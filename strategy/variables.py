@@ -229,10 +229,11 @@ class Variables:
         """Push the initial value of a part, for which other workers wait."""
         try:
             first = value.part(part).reshape(remote.layout.shape)
+            push_all([Change((remote,), pb.ASSIGN, first)]).wait()
         except Exception:
-            remote.connection.abandon(remote.number)
+            with suppress(errors.Error):  # the first error is raised
+                remote.connection.abandon(remote.number)
             raise
-        push_all([Change((remote,), pb.ASSIGN, first)]).wait()
 
 
 def _names(name: str, parts: Sequence[Part]) -> list[str]:

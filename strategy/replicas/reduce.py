@@ -113,7 +113,7 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: boo
         except for float16 and bfloat16.
 
     Raises:
-        ValueError: The operation is neither sum nor mean, or shapes differ.
+        ValueError: The operation is neither sum nor mean, shapes differ, or there is no such axis.
     """
     op = ReduceOp.of(reduce_op)
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
@@ -147,15 +147,18 @@ def _whole(op: Any, arrays: Sequence[Array]) -> Any:
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise ValueError(f"replicas have arrays of different shapes: {sorted(shapes)}")
-    if len(arrays) == 1:
+    if len(arrays) == 1 and arrays[0].dtype.kind not in "biu":
         return arrays[0]
-    total = _widened(arrays[0])
+    total = _widened(op, arrays[0])
     for array in arrays[1:]:
         total = total + array
     return total / len(arrays) if op is ReduceOp.MEAN else total
 
 
 def _along(op: Any, arrays: Sequence[Array], axis: int) -> Any:
+    for array in arrays:
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(f"a value of shape {array.shape} has no axis {axis} to reduce along")
     sums = [array.sum(axis=axis, dtype=_WIDE.get(array.dtype)) for array in arrays]
     total = _whole(ReduceOp.SUM, sums)
     return total / sum(array.shape[axis] for array in arrays) if op is ReduceOp.MEAN else total
@@ -169,12 +172,16 @@ def _rows(op: Any, values: Sequence[Any], axis: int | None, rounded: bool) -> In
     ids = np.concatenate([np.asarray(one.indices).reshape(-1) for one in values])
     if count == 1:
         return IndexedSlices(given, ids)
-    rows = _widened(given) / count
+    rows = _widened(op, given) / count
     return IndexedSlices(_rounded(rows, [given]) if rounded else rows, ids)
 
 
-def _widened(array: Array) -> Array:
-    return array.astype(_WIDE.get(array.dtype, array.dtype), copy=False)
+def _widened(op: Any, array: Array) -> Array:
+    """Return an array in the dtype in which it is added up: for integers and bools, as in NumPy."""
+    dtype: Any = _WIDE.get(array.dtype, array.dtype)
+    if dtype.kind in "biu":
+        dtype = np.dtype(float) if op is ReduceOp.MEAN else np.zeros(0, dtype).sum().dtype
+    return array.astype(dtype, copy=False)
 
 
 def _rounded(result: Any, arrays: Sequence[Any]) -> Any:

@@ -17,6 +17,7 @@ from mpidist import errors
 from mpidist.config import config as settings
 from mpidist.rpc import endpoint
 from strategy import IndexedSlices, optimizers
+from strategy.client import changes
 from strategy.gradients import describe_step
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol import push_message
@@ -37,7 +38,8 @@ LIMIT_S = 30
 
 @pytest.fixture
 def make(monkeypatch):
-    monkeypatch.setattr(push_message, "SLICE_BYTES", SLICE)
+    for module in (changes, push_message):
+        monkeypatch.setattr(module, "SLICE_BYTES", SLICE)
     with ExitStack() as stack:
         yield lambda **options: Cluster(stack, **options)
 

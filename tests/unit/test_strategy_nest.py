@@ -198,3 +198,23 @@ def test_a_step_with_dataclasses():
         result = strategy.run(step, (batch,))
         total = strategy.reduce("sum", result)
     assert total == Batch(6.0, Pair(4.0, 4))
+
+
+@pytest.mark.parametrize("values", [
+    (True, True), (np.uint8(200), np.uint8(200)), (np.int8(100), np.int8(-3)), (2, 3),
+    (np.array([True, False]), np.array([True, True])), (np.int32(2**31 - 1),) * 2,
+    (np.int64(2**62), np.int64(-5)),
+])  # fmt: skip
+def test_integers_and_bools_are_reduced_as_in_numpy(strategy, values):
+    own = values[: strategy.num_replicas_in_sync]
+    per_replica = strategy.run(lambda value: value, (regrouped(own),))
+    for op, function in (("sum", np.sum), ("mean", np.mean)):
+        reduced = strategy.reduce(op, per_replica)
+        expected = function(np.stack(own), axis=0)
+        np.testing.assert_array_equal(reduced, expected)
+        assert reduced.dtype == expected.dtype
+
+
+def test_an_axis_that_a_value_lacks(strategy):
+    with pytest.raises(ValueError, match=r"a value of shape \(\) has no axis 0"):
+        strategy.reduce("mean", strategy.run(lambda: 1.0), axis=0)

@@ -488,12 +488,12 @@ def test_learning_rates_that_cannot_be_set():
     with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
         optimizers.SGD("x")
     decay = schedules.ExponentialDecay(1.0, 10, 0.5)
-    with pytest.raises(TypeError, match="for a schedule make another optimizer"):
+    with pytest.raises(TypeError, match="make another optimizer"):
         sgd.learning_rate = decay
     assert sgd.learning_rate == 0.25
     scheduled = optimizers.SGD(decay)
     assert scheduled.learning_rate is decay
-    with pytest.raises(TypeError, match="for a schedule make another optimizer"):
+    with pytest.raises(TypeError, match="make another optimizer"):
         scheduled.learning_rate = 0.5
 
 
@@ -564,3 +564,12 @@ def test_lamb_takes_the_norms_of_whole_variables():
         zero = get_variable("zero", 4, "float16", 0.0)
         lamb.apply_gradients([(np.ones(4, np.float16), zero)]).wait()  # its norm is 0
         np.testing.assert_allclose(zero, np.full(4, -0.1), rtol=1e-3)
+
+
+def test_numbers_of_numpy_and_what_repr_shows():
+    sgd = optimizers.SGD(np.float32(0.5), clipnorm=2)
+    sgd.learning_rate = np.float16(0.25)
+    assert sgd.learning_rate == 0.25
+    assert repr(sgd) == (
+        "SGD(learning_rate=0.25, momentum=0, nesterov=0, weight_decay=0, clipnorm=2)"
+    )

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
 from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
+from strategy.client import changes
 from strategy.client.connection import push_all
 from strategy.gradients import gradient_changes
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
-from strategy.protocol import push_message
 
 PARTITIONERS = {
     "whole": None,
@@ -412,7 +412,7 @@ def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeyp
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(push_message, "_joined", interrupted)
+    monkeypatch.setattr(changes, "_joined", interrupted)
     with pytest.raises(KeyboardInterrupt):
         v.assign_add(1)
     assert v.assign_add(2) == 2
