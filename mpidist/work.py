@@ -355,7 +355,7 @@ class _Following(Work):
         for part in self._parts:
             if not part.is_completed():
                 part.block(deadline)
-        if all(part.is_completed() for part in self._parts):
+        if not self._done and all(part.is_completed() for part in self._parts):
             self.wait_for_event(deadline)  # perhaps another thread ends it next
 
 

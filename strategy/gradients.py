@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -303,55 +304,77 @@ class _Group:
     """Small variables of one server and dtype, whose gradients travel in one array.
 
     Attributes:
-        positions: Positions of the variables in the list of variables.
-        remotes: The variables, in the order in which they were created.
+        positions: Positions of the variables in the list of variables, in the order in which the
+            variables were created, which is their order in the server's buckets.
+        remotes: The variables.
         shapes: Their shapes.
-        entries: The entries of push messages, by rule.
+        dtype: Their dtype.
+        rule: Number of the optimizer.
+        entries: The entries of push messages.
     """
 
     positions: list[int]
-    remotes: tuple[RemoteVariable, ...] = ()
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    entries: dict[int, bytes] = field(default_factory=dict)
+    remotes: Sequence[RemoteVariable]
+    shapes: Sequence[tuple[int, ...]]
+    dtype: np.dtype[Any]
+    rule: int
+    entries: bytes = b""
+
+    def change(self, gradients: Sequence[Any]) -> Change | None:
+        """Return one change for all variables; None if a gradient must be converted."""
+        for gradient, shape in zip(gradients, self.shapes, strict=True):
+            if (
+                gradient.__class__ is not np.ndarray
+                or gradient.dtype != self.dtype
+                or gradient.shape != shape
+            ):
+                return None
+        data = gradients[0] if len(gradients) == 1 else np.concatenate(gradients, axis=None)
+        change = Change(self.remotes, self.rule, data, entries=self.entries)
+        if not self.entries:
+            self.entries = change.entries = entries_of(change)
+        return change
 
 
 class PushLayout:
-    """The prepared layout of the pushes of a list of variables.
+    """The prepared layout of the pushes of a list of variables by one optimizer.
 
     Args:
+        optimizer: The optimizer.
         variables: Different variables of one strategy.
+        together: Whether the gradients of small variables may travel in one array. Gradients that
+            need a conversion never do.
 
     Attributes:
         variables: The argument.
     """
 
-    def __init__(self, variables: Sequence[Variable]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, variables: Sequence[Variable], *, together: bool
+    ) -> None:
         self.variables = variables
-        groups: dict[tuple[Connection, np.dtype[Any]], _Group] = {}
+        small: dict[tuple[Connection, np.dtype[Any]], list[int]] = {}
         self._others: list[int] = []
         for position, variable in enumerate(variables):
             remote = variable.remotes[0]
             is_small = 0 < remote.layout.data_bytes < JOINED_BYTES
-            if is_small and len(variable.remotes) == 1:
+            if together and is_small and len(variable.remotes) == 1:
                 key = remote.connection, remote.layout.dtype
-                groups.setdefault(key, _Group([])).positions.append(position)
+                small.setdefault(key, []).append(position)
             else:
                 self._others.append(position)
-        self._groups = list(groups.values())
-        for group in self._groups:  # the order of creation is the order in the server's buckets
-            group.positions.sort(key=lambda position: variables[position].remotes[0].number)
-            group.remotes = tuple([variables[position].remotes[0] for position in group.positions])
-            group.shapes = [variables[position].shape for position in group.positions]
+        self._groups: list[_Group] = []
+        for (connection, dtype), positions in small.items():
+            positions.sort(key=lambda position: variables[position].remotes[0].number)
+            remotes = tuple([variables[position].remotes[0] for position in positions])
+            shapes = [variables[position].shape for position in positions]
+            rule = connection.rule_of(optimizer)
+            self._groups.append(_Group(positions, remotes, shapes, dtype, rule))
         self._results = self._indices_of_results()
         self._has_parts = any(len(variable.remotes) > 1 for variable in variables)
 
     def changes(
-        self,
-        gradients: Sequence[Any],
-        rule_of: Callable[[Connection], int],
-        rate: float,
-        *,
-        together: bool,
+        self, gradients: Sequence[Any], rule_of: Callable[[Connection], int], rate: float
     ) -> list[list[Change]]:
         """Return lists of changes: one for each joined group, and one for each other variable.
 
@@ -359,23 +382,20 @@ class PushLayout:
             gradients: One for each variable.
             rule_of: Returns the number of the optimizer over a connection.
             rate: The learning rate; 0 if a schedule computes the rate.
-            together: Whether the gradients of a group may travel in one array. Gradients that need
-                a conversion never do.
         """
-        divided = []
-        for position in self._others:  # first, so that small arrays fill up the last message
-            variable = self.variables[position]
-            divided.append(gradient_changes(rule_of, rate, gradients[position], variable))
+
+        def changes_of(position: int) -> list[Change]:
+            return gradient_changes(rule_of, rate, gradients[position], self.variables[position])
+
+        # Joined groups come last, so that small arrays fill up the last message.
+        divided = [changes_of(position) for position in self._others]
         for group in self._groups:
-            own = [gradients[position] for position in group.positions]
-            change = _joined_change(group, own, rule_of) if together else None
+            change = group.change([gradients[position] for position in group.positions])
             if change is not None:
                 change.rate = rate
                 divided.append([change])
                 continue
-            for position, gradient in zip(group.positions, own, strict=True):
-                variable = self.variables[position]
-                divided.append(gradient_changes(rule_of, rate, gradient, variable))
+            divided += [changes_of(position) for position in group.positions]
         return divided
 
     def applied(self, result: PushResult | None) -> Applied:
@@ -414,27 +434,6 @@ class PushLayout:
         return indices
 
 
-def _joined_change(
-    group: _Group, gradients: Sequence[Any], rule_of: Callable[[Connection], int]
-) -> Change | None:
-    """Return one change for the variables of a group; None if a gradient must be converted."""
-    remote = group.remotes[0]
-    dtype = remote.layout.dtype
-    for gradient, shape in zip(gradients, group.shapes, strict=True):
-        if (
-            gradient.__class__ is not np.ndarray
-            or gradient.dtype != dtype
-            or gradient.shape != shape
-        ):
-            return None
-    rule = rule_of(remote.connection)
-    data = gradients[0] if len(gradients) == 1 else np.concatenate(gradients, axis=None)
-    change = Change(group.remotes, rule, data, entries=group.entries.get(rule, b""))
-    if not change.entries:
-        change.entries = group.entries[rule] = entries_of(change)
-    return change
-
-
 _MAX_LAYOUTS = 64
 
 
@@ -465,7 +464,9 @@ class GradientPusher:
         self._nan = nan
         self._compressor = compressor
         self._sync_mode = sync_mode
-        self._layouts: dict[tuple[int, ...], PushLayout] = {}
+        self._layouts: WeakKeyDictionary[Optimizer, dict[tuple[int, ...], PushLayout]] = (
+            WeakKeyDictionary()
+        )
         self._step_entries = b""
 
     def push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
@@ -481,7 +482,7 @@ class GradientPusher:
         if self._before_first is not None:
             begin, self._before_first = self._before_first, None
             begin()
-        layout = self._layout_of([var for _, var in pairs])
+        layout = self._layout_of(optimizer, [var for _, var in pairs])
         context = current_replica.get()
         if context is not None and context.strategy is not self._strategy:
             raise ValueError(
@@ -495,14 +496,17 @@ class GradientPusher:
             return work
         return self._push(optimizer, [grad for grad, _ in pairs], layout)
 
-    def _layout_of(self, variables: Sequence[Variable]) -> PushLayout:
-        """Return the prepared layout for variables.
+    def _layout_of(self, optimizer: Optimizer, variables: Sequence[Variable]) -> PushLayout:
+        """Return the prepared layout of pushes.
 
         Raises:
             ValueError: The variables are of another strategy, or one comes twice.
         """
+        layouts = self._layouts.get(optimizer)
+        if layouts is None:
+            layouts = self._layouts[optimizer] = {}
         key = tuple(map(id, variables))  # the layout keeps the variables
-        layout = self._layouts.get(key)
+        layout = layouts.get(key)
         if layout is None:
             if any(var.strategy is not self._strategy for var in variables):
                 raise ValueError("all variables of one apply_gradients must belong to one strategy")
@@ -510,9 +514,11 @@ class GradientPusher:
             if len(set(names)) < len(names):
                 twice = sorted({name for name in names if names.count(name) > 1})
                 raise ValueError(f"variables come twice: {twice}; add their gradients first")
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            layout = self._layouts[key] = PushLayout(variables)
+            if len(layouts) >= _MAX_LAYOUTS:
+                layouts.clear()
+            # Norms and residuals of top-k compression are of single variables.
+            together = optimizer.clipnorm is None and not self._compressor.is_on
+            layout = layouts[key] = PushLayout(optimizer, variables, together=together)
         return layout
 
     def _push_means(self, _: object, each: PerReplica) -> Work:
@@ -523,21 +529,20 @@ class GradientPusher:
         variables = [var for _, var in each.values[0].pairs]
         grads = [[grad for grad, _ in replica.pairs] for replica in each.values]
         means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
-        return self._push(each.values[0].optimizer, means, self._layout_of(variables))
+        optimizer = each.values[0].optimizer
+        return self._push(optimizer, means, self._layout_of(optimizer, variables))
 
     def _push(self, optimizer: Optimizer, grads: Sequence[Any], layout: PushLayout) -> Work:
-        rate = optimizer.learning_rate  # read once: another thread may set it
         variables = layout.variables
+        rate = optimizer.learning_rate  # read once: another thread may set it
         # This starts all downloads from GPUs before the first one is awaited.
-        grads = [_to_host(grad, var) for grad, var in zip(grads, variables, strict=True)]
-
-        def rule_of(connection: Connection) -> int:
-            return connection.rule_of(optimizer)
-
-        sent_rate = 0.0 if callable(rate) else rate
-        # Norms and residuals of top-k compression are of single variables.
-        together = optimizer.clipnorm is None and not self._compressor.is_on
-        divided = layout.changes(grads, rule_of, sent_rate, together=together)
+        grads = [
+            grad if grad.__class__ is np.ndarray else _to_host(grad, var)
+            for grad, var in zip(grads, variables, strict=True)
+        ]
+        divided = layout.changes(
+            grads, lambda one: one.rule_of(optimizer), 0.0 if callable(rate) else rate
+        )
         changes = [change for parts in divided for change in parts]
         if not self._nan.allows(changes):
             return self._sync_mode.pass_over().then(lambda _: Applied((), (), contributed=False))
@@ -555,8 +560,16 @@ class GradientPusher:
             raise
         if residuals.after:
             work.add_done_callback(partial(_undo_uncounted, self._compressor, residuals))
-        changes[0].connection.metrics.values["steps"] += 1
-        return work.then(layout.applied)
+        values = changes[0].connection.metrics.values
+        values["steps"] += 1
+
+        def applied(result: PushResult | None) -> Applied:
+            made = layout.applied(result)
+            values["changes"] += len(made.staleness)
+            values["staleness"] += sum(made.staleness)
+            return made
+
+        return work.then(applied)
 
     def _count_step(self) -> Change:
         """Return the change that adds one to the global step."""
@@ -620,8 +633,6 @@ def _scalar_gradient_error(variable: Variable) -> ValueError:
 
 def _to_host(grad: Any, variable: Variable) -> Any:
     """Start the download of a gradient from a GPU. Return host arrays unchanged."""
-    if grad.__class__ is np.ndarray:
-        return grad
     try:
         return leaving(grad)
     except TypeError as error:

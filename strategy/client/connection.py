@@ -402,10 +402,13 @@ class Connection:
                 request = pb.SliceRequest(connection=self.number, index=index)
                 self._send("PushSlice", request, arrays)
             push = PushMessage(self.number, slices=len(slices))
-            remotes = [remote for change in changes for remote in change.remotes]
-            push.entries = b"".join([change.entries or entries_of(change) for change in changes])
-            push.seen = [remote.seen for remote in remotes]
-            push.rates = [change.rate for change in changes for _ in change.remotes]
+            remotes: list[RemoteVariable] = []
+            rates: list[float] = []
+            for change in changes:
+                remotes += change.remotes
+                rates += [change.rate] * len(change.remotes)
+                push.entries += change.entries or entries_of(change)
+            push.seen, push.rates = [remote.seen for remote in remotes], rates
             if decision is not None:
                 push.step, push.members = decision.step, decision.members
             self._wait_for_credit(last)  # an interrupt up to here leaves no gap in the sequence
@@ -418,8 +421,7 @@ class Connection:
                 raise
             for remote in remotes:
                 remote.seen += 1
-            counts = [(len(one.remotes), one.rule >= pb.FIRST_OPTIMIZER) for one in changes]
-            work = call.then(lambda reply: self._applied(reply, remotes, counts))
+            work = call.then(lambda reply: _applied(reply, remotes))
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
@@ -564,38 +566,27 @@ class Connection:
 
     def _wait_for_credit(self, arrays: Sequence[Array]) -> None:
         """Wait until a message fits into half of the credit, so that pushes take bounded memory."""
-        self._sent = deque(one for one in self._sent if not one[0].is_completed())
+        sent = self._sent
+        while sent and sent[0][0].is_completed():
+            sent.popleft()
         left = settings.credit_bytes // 2 - sum([array.nbytes for array in arrays])
-        while self._sent and sum([nbytes for _, nbytes in self._sent]) > left:
-            self._sent[0][0].block(float("inf"))
-            self._sent.popleft()
-
-    def _applied(
-        self, reply: Reply, remotes: Sequence[RemoteVariable], counts: Sequence[tuple[int, bool]]
-    ) -> PushResult:
-        """Record the reply to a push. Return the versions and the staleness.
-
-        Args:
-            reply: The reply.
-            remotes: The variables.
-            counts: For each change, the number of its variables, and True if it has gradients.
-        """
-        versions, staleness = unpack_reply(reply.body)
-        for remote, version in zip(remotes, versions, strict=True):
-            if version > remote.known:
-                remote.known = version
-        values, begin = self.metrics.values, 0
-        for count, has_gradients in counts:
-            if has_gradients:
-                values["changes"] += count
-                values["staleness"] += sum(staleness[begin : begin + count])
-            begin += count
-        return versions, staleness
+        while sent and sum([nbytes for _, nbytes in sent]) > left:
+            sent[0][0].block(float("inf"))
+            sent.popleft()
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
         while len(self._under_way) >= _MAX_PUSHES:
             self._under_way.pop(0).wait()
+
+
+def _applied(reply: Reply, remotes: Sequence[RemoteVariable]) -> PushResult:
+    """Record the versions in the reply to a push. Return the versions and the staleness."""
+    versions, staleness = unpack_reply(reply.body)
+    for remote, version in zip(remotes, versions, strict=True):
+        if version > remote.known:
+            remote.known = version
+    return versions, staleness
 
 
 def _decision(reply: Reply) -> Decision:

@@ -74,17 +74,17 @@ class ArrayReader:
 
     def joined_values(self, dtype: np.dtype[Any], size: int) -> Array:
         """Return the next values of small changes; see :meth:`values`."""
-        if dtype not in self._joined:
-            self._joined[dtype] = self._next(dtype)
-        left = self._joined[dtype]
+        left = self._joined.get(dtype)
+        if left is None:
+            left = self._next(dtype)
         self._joined[dtype] = left[size:]
         return _checked(left[:size], size)
 
     def check_end(self) -> None:
         """Raise InvalidArgumentError if values are left."""
-        left = [array for array in self._arrays if array.nbytes]
-        if left or any(array.nbytes for array in self._joined.values()):
-            raise errors.InvalidArgumentError("a push has more values than its changes need")
+        for array in (*self._arrays, *self._joined.values()):
+            if array.nbytes:
+                raise errors.InvalidArgumentError("a push has more values than its changes need")
 
     def _next(self, dtype: np.dtype[Any]) -> Array:
         array = next(self._arrays, None)

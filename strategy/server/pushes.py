@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +29,8 @@ from strategy.protocol.push_message import (
     wire_dtype,
 )
 from strategy.rules import FoundRule, Kind
-from strategy.server.rules import Rules
-from strategy.server.shard import Scratch, joined, mean_of_blocks
+from strategy.server.rules import Configured, Plain, Rules
+from strategy.server.shard import Neighbors, Scratch, Shard, mean_of_blocks
 from strategy.server.variable_store import ServedConnection, Training, VariableEntry, VariableStore
 
 Array = NDArray[Any]
@@ -43,20 +42,20 @@ class Target:
 
     Attributes:
         variables: One variable, or adjacent variables of a bucket.
-        rule: Number of the rule; see ``Rule`` in ``parameter_server.proto``.
+        how: The rule.
         kind: The kind of the change; see ``WHOLE``.
         dtype: The dtype in which the values are sent.
-        in_bucket: True for whole values, in the dtype of the variable, of variables in a bucket.
-            The rule may still need an update for each variable.
         size: Number of elements of the variables.
+        neighbors: The variables of a bucket, for whole values in their dtype; else None. The rule
+            may still need an update for each variable.
     """
 
     variables: Sequence[VariableEntry]
-    rule: int
+    how: Plain | Configured
     kind: int
     dtype: np.dtype[Any]
-    in_bucket: bool = False
-    size: int = 0
+    size: int
+    neighbors: Neighbors | None = None
 
     @property
     def what(self) -> tuple[list[int], bool]:
@@ -66,9 +65,27 @@ class Target:
     def divided(self) -> list[Target]:
         """Return one target for each variable."""
         return [
-            Target((one,), self.rule, self.kind, self.dtype, size=one.shard.layout.size)
+            Target((one,), self.how, self.kind, self.dtype, one.shard.layout.size)
             for one in self.variables
         ]
+
+    def can_update_together(self) -> bool:
+        """Return whether one call of the rule can update the neighbors, if there are any."""
+        name, rule = self.how.name, self.how.rule
+        if self.neighbors is None or rule.kind not in (Kind.PLAIN, Kind.OPTIMIZER):
+            return False
+        if len({variable.shard.steps.get(name, 0) for variable in self.variables}) > 1:
+            return False
+        try:
+            slots = [
+                variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
+                for slot in rule.slots
+                for variable in self.variables
+            ]
+        except errors.ResourceExhaustedError:  # the updates of single variables raise it
+            return False
+        # Slots from a checkpoint may have another dtype, and then lie outside the bucket.
+        return all(slot.dtype == self.dtype for slot in slots)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +143,7 @@ class ReceivedPush:
         connection: The connection of the worker.
         request: The request. The server replies when the push has been applied.
         changes: The changes, in order.
-        problem: The error if the arrays do not fit the message.
+        problem: The error if the push is not valid.
         begun: True once the push is being applied or waits for the other members of its step.
     """
 
@@ -144,15 +161,17 @@ _MAX_TARGETS = 256
 class TargetCache:
     """The targets of recent pushes, by the entries of their messages.
 
-    Most pushes change the same variables as an earlier push. Variables are never removed from the
-    server, so their targets stay valid.
+    Most pushes change the same variables as an earlier push. Variables and rules are never removed
+    from the server, so their targets stay valid.
 
     Args:
         variables: The variables of the server, by number.
+        rules: The update rules.
     """
 
-    def __init__(self, variables: Sequence[VariableEntry]) -> None:
+    def __init__(self, variables: Sequence[VariableEntry], rules: Rules) -> None:
         self._variables = variables
+        self._rules = rules
         self._known: dict[bytes, list[Target]] = {}
 
     def targets(self, entries: bytes) -> list[Target]:
@@ -162,7 +181,8 @@ class TargetCache:
             entries: The entries of the message.
 
         Raises:
-            InvalidArgumentError: There is no such variable, or the kind does not fit.
+            InvalidArgumentError: There is no such variable or rule, or the rule or the kind does
+                not fit the variable.
         """
         known = self._known.get(entries)
         if known is None:
@@ -178,26 +198,36 @@ class TargetCache:
             number, *how = entries[begin]
             rule, kind, wire = how
             variables = [self._variable(number)]
-            layout, span = variables[0].shard.layout, variables[0].shard.span
-            target = Target(variables, rule, kind, wire_dtype(wire, layout.dtype))
+            shard = variables[0].shard
+            layout = shard.layout
             is_number = layout.shape == () and layout.dtype == np.int64
             if kind == INCREMENT and not (rule == pb.ADD and is_number):
                 raise errors.InvalidArgumentError(
-                    f"a push increments variable {variables[0].shard.name!r} of shape "
-                    f"{layout.shape} and {layout.dtype}: only the global step can be incremented"
+                    f"a push increments variable {shard.name!r} of shape {layout.shape} and "
+                    f"{layout.dtype}: only the global step can be incremented"
                 )
-            target.in_bucket = span is not None and kind == WHOLE and not wire
-            target.size = layout.size
-            while target.in_bucket and begin + len(variables) < len(entries):
-                number, *others = entries[begin + len(variables)]
+            target = Target(
+                variables,
+                self._rules.find(rule, shard),
+                kind,
+                wire_dtype(wire, layout.dtype),
+                layout.size,
+            )
+            targets.append(target)
+            begin += 1
+            if shard.span is None or kind != WHOLE or wire:
+                continue
+            spans = [shard.span]
+            for number, *others in entries[begin:]:
                 following = self._variable(number)
-                last, span = span, following.shard.span
-                if others != how or not (last and span and span.comes_after(last)):
+                span = following.shard.span
+                if others != how or span is None or not span.comes_after(spans[-1]):
                     break
                 variables.append(following)
+                spans.append(span)
                 target.size += span.size
-            targets.append(target)
-            begin += len(variables)
+            target.neighbors = Neighbors(spans)
+            begin += len(spans) - 1
         return targets
 
     def _variable(self, number: int) -> VariableEntry:
@@ -227,7 +257,7 @@ def read_changes(
     for target in targets:
         end = begin + len(target.variables)
         change = ReceivedChange(target, message.rates[begin], message.seen[begin:end])
-        if target.in_bucket:
+        if target.neighbors is not None:
             change.values = (reader.joined_values(target.dtype, target.size),)
         elif target.kind != INCREMENT:
             _read_values(change, reader)
@@ -270,16 +300,12 @@ class Applier:
     Args:
         server: Name of the server, for messages.
         store: The variables of the server.
-        rules: The update rules.
         metrics: The metrics of the server.
     """
 
-    def __init__(
-        self, server: str, store: VariableStore, rules: Rules, metrics: TaskMetrics
-    ) -> None:
+    def __init__(self, server: str, store: VariableStore, metrics: TaskMetrics) -> None:
         self._server = server
         self._store = store
-        self._rules = rules
         self._metrics = metrics
         self._sums = Scratch()
 
@@ -294,23 +320,23 @@ class Applier:
 
         Raises:
             InternalError: The pushes do not change the same variables.
-            InvalidArgumentError: The arrays of a push do not fit its message.
+            InvalidArgumentError: A push is not valid. Nothing has been applied.
             Exception: The first error of a rule. The other changes have been applied.
         """
         for push in batch:
             if push.problem is not None:
                 raise push.problem
-        self._check_alike(batch)
+        if len(batch) > 1:
+            self._check_alike(batch)
         outcomes = [Outcome() for _ in batch]
         problem: BaseException | None = None
         # Overflow gives infinite values without a warning: users do not look at a server's log.
         with np.errstate(all="ignore"):
             for changes in zip(*[push.changes for push in batch], strict=True):
-                try:
-                    parts = self._alike(changes)
-                except Exception as error:  # no memory for slots
-                    problem = problem or error
-                    continue
+                parts: Iterable[Sequence[ReceivedChange]] = (changes,)
+                together = changes[0].target.can_update_together()
+                if not together and changes[0].target.neighbors is not None:
+                    parts = zip(*[change.divided() for change in changes], strict=True)
                 for each in parts:
                     try:
                         self._change(each, outcomes)
@@ -321,8 +347,6 @@ class Applier:
         return outcomes
 
     def _check_alike(self, batch: Sequence[ReceivedPush]) -> None:
-        if len(batch) == 1:
-            return
         kinds = [
             (push.message.step, [change.target.what for change in push.changes]) for push in batch
         ]
@@ -331,53 +355,38 @@ class Applier:
                 f"{self._server} got pushes that do not form a step: {kinds}"
             )
 
-    def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
-        """Divide a change of a bucket, unless the rule can update its variables together."""
-        target = changes[0].target
-        if not target.in_bucket:
-            return [changes]
-        name, rule = self._rules.rule_of(target.rule)
-        steps = {variable.shard.steps.get(name, 0) for variable in target.variables}
-        if len(steps) == 1 and rule.kind in (Kind.PLAIN, Kind.OPTIMIZER):
-            if not rule.slots:
-                return [changes]
-            with suppress(errors.ResourceExhaustedError):  # the single changes raise it
-                slots = [
-                    variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
-                    for slot in rule.slots
-                    for variable in target.variables
-                ]
-                # Slots from a checkpoint may have another dtype, and then lie outside the bucket.
-                if all(slot.dtype == target.dtype for slot in slots):
-                    return [changes]
-        return list(zip(*[change.divided() for change in changes], strict=True))
-
     def _change(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
         """Apply a change, and record versions and staleness."""
         first, target = changes[0], changes[0].target
-        shard = target.variables[0].shard
-        found = self._rules.find(target.rule, first.rate, shard)
-        self._count(changes, outcomes)
+        shard, how = target.variables[0].shard, target.how
+        versions = tuple([variable.shard.version for variable in target.variables])
+        self._count(changes, versions, outcomes)
         if target.kind == INCREMENT:
             shard.increment()
-        elif target.in_bucket:
-            self._change_bucket(changes, found)
-        elif first.ids is not None:
-            if found[1].kind is Kind.WHOLE:
-                raise errors.InvalidArgumentError(
-                    f"optimizer {found[0]!r} cannot update rows of variable {shard.name!r}: it "
-                    "needs the gradient of the whole variable"
-                )
-            shard.apply_mean_of_rows(*found, [change.rows() for change in changes])
         else:
-            each = [change.blocks() for change in changes]
-            shard.apply(*found, mean_of_blocks(each, shard.layout, self._sums))
-        self._finish(target.variables, outcomes)
+            step = shard.steps.get(how.name, 0) + 1
+            found = how.name, how.rule, how.numbers_at(step, first.rate)
+            if target.neighbors is not None:
+                self._change_neighbors(target.neighbors, changes, found, step)
+            elif first.ids is not None:
+                self._change_rows(shard, changes, found)
+            else:
+                each = [change.blocks() for change in changes]
+                shard.apply(*found, mean_of_blocks(each, shard.layout, self._sums))
+        after = [version + 1 for version in versions]
+        for outcome in outcomes:
+            outcome.versions += after
+        for variable in target.variables:
+            if variable.waiting:  # for the initial value
+                self._store.answer_waiting(variable)
 
-    def _count(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
+    def _count(
+        self,
+        changes: Sequence[ReceivedChange],
+        versions: Sequence[int],
+        outcomes: Sequence[Outcome],
+    ) -> None:
         """Record the staleness of changes before they are applied."""
-        target = changes[0].target
-        versions = tuple([variable.shard.version for variable in target.variables])
         total = 0
         for change, outcome in zip(changes, outcomes, strict=True):
             if change.seen == versions:
@@ -386,34 +395,37 @@ class Applier:
             late = [v - min(seen, v) for v, seen in zip(versions, change.seen, strict=True)]
             outcome.staleness += late
             total += sum(late)
-        if target.rule >= pb.FIRST_OPTIMIZER:
+        if isinstance(changes[0].target.how, Configured):
             self._metrics.values["changes"] += len(versions) * len(changes)
             self._metrics.values["staleness"] += total
 
-    def _change_bucket(self, changes: Sequence[ReceivedChange], found: FoundRule) -> None:
+    def _change_neighbors(
+        self,
+        neighbors: Neighbors,
+        changes: Sequence[ReceivedChange],
+        found: FoundRule,
+        step: int,
+    ) -> None:
         """Change adjacent variables of a bucket together."""
-        shards = [variable.shard for variable in changes[0].target.variables]
-        spans = [shard.span for shard in shards if shard.span is not None]
-        gradient = changes[0].values[0]
+        variables, gradient = changes[0].target.variables, changes[0].values[0]
         if len(changes) > 1:
             gradients = [iter(change.values) for change in changes]
-            (gradient,) = mean_of_blocks(gradients, shards[0].layout, self._sums)
+            (gradient,) = mean_of_blocks(gradients, variables[0].shard.layout, self._sums)
         try:
-            spans[0].bucket.change(*joined(spans), found, gradient)
+            neighbors.change(found, gradient)
         finally:
-            name = found[0]
-            step = shards[0].steps.get(name, 0) + 1
-            for shard in shards:
-                shard.steps[name] = step
+            for variable in variables:
+                variable.shard.steps[found[0]] = step
 
-    def _finish(self, variables: Sequence[VariableEntry], outcomes: Sequence[Outcome]) -> None:
-        """Record the new versions, and answer workers that wait for an initial value."""
-        versions = [variable.shard.version for variable in variables]
-        for outcome in outcomes:
-            outcome.versions += versions
-        for variable in variables:
-            if variable.waiting:
-                self._store.answer_waiting(variable)
+    def _change_rows(
+        self, shard: Shard, changes: Sequence[ReceivedChange], found: FoundRule
+    ) -> None:
+        if found[1].kind is Kind.WHOLE:
+            raise errors.InvalidArgumentError(
+                f"optimizer {found[0]!r} cannot update rows of variable {shard.name!r}: it needs "
+                "the gradient of the whole variable"
+            )
+        shard.apply_mean_of_rows(*found, [change.rows() for change in changes])
 
 
 @dataclass
@@ -463,8 +475,8 @@ class Pushes:
     ) -> None:
         self._server = server
         self._store = store
-        self._applier = Applier(server, store, rules, metrics)
-        self._targets = TargetCache(store.variables)
+        self._applier = Applier(server, store, metrics)
+        self._targets = TargetCache(store.variables, rules)
         self._metrics = metrics
         self._steps: dict[Training, _Steps] = {}
         self._cut: Cut | None = None
@@ -509,7 +521,9 @@ class Pushes:
         """Queue a push. The reply is sent when the push has been applied."""
         message = PushMessage.unpack(request.body)
         connection = self._store.connections[message.connection]
-        arrays = self.collected(message.connection, message.slices, request.buffers)
+        arrays = request.buffers
+        if message.slices or connection.slices:
+            arrays = self.collected(message.connection, message.slices, arrays)
         if message.sequence <= connection.sequence:
             raise errors.InternalError(
                 f"{self._server} got push {message.sequence} of worker {connection.worker} after "
@@ -522,9 +536,11 @@ class Pushes:
             push.changes = read_changes(message, targets, arrays)
         except errors.InvalidArgumentError as error:
             push.problem = error  # raised in its turn, since the other members of the step wait
-        self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
         connection.unfinished.append(push)
-        self._metrics.values["queued"] += 1
+        values = self._metrics.values
+        values["queued"] += 1
+        for buffer in request.buffers:
+            values["in_bytes"] += buffer.nbytes
         self._begin_next(connection)
         return LATER
 

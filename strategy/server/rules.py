@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cloudpickle
 import numpy as np
@@ -14,7 +15,7 @@ from mpidist.buffers.compiling import can_compile
 from strategy import rules
 from strategy.optimizers import BY_NAME, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.rules import FoundRule, Kind, Rule, Update, element_by_element, on_arrays
+from strategy.rules import Kind, Rule, Update, element_by_element, on_arrays
 from strategy.server.shard import Shard
 
 
@@ -128,15 +129,32 @@ def _text(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
+@dataclass(frozen=True)
+class Plain:
+    """A rule that is no optimizer, with the interface of :class:`Configured`.
+
+    Attributes:
+        name: The name under which steps are kept.
+        rule: The update rule.
+    """
+
+    name: str
+    rule: Rule
+
+    def numbers_at(self, step: int, rate: float) -> Sequence[float]:
+        """Return no numbers."""
+        return ()
+
+
 # The colon keeps these names apart from names of optimizers, which have none.
-_PLAIN: Mapping[int, tuple[str, Rule]] = {
-    pb.ASSIGN: (":assign", rules.ASSIGN),
-    pb.ADD: (":add", rules.ADD),
-    pb.SUB: (":sub", rules.SUB),
-    pb.MUL: (":mul", rules.MUL),
-    pb.DIV: (":div", rules.DIV),
-    pb.MIN: (":min", rules.MIN),
-    pb.MAX: (":max", rules.MAX),
+_PLAIN: dict[int, Plain] = {
+    pb.ASSIGN: Plain(":assign", rules.ASSIGN),
+    pb.ADD: Plain(":add", rules.ADD),
+    pb.SUB: Plain(":sub", rules.SUB),
+    pb.MUL: Plain(":mul", rules.MUL),
+    pb.DIV: Plain(":div", rules.DIV),
+    pb.MIN: Plain(":min", rules.MIN),
+    pb.MAX: Plain(":max", rules.MAX),
 }
 
 
@@ -163,23 +181,15 @@ class Rules:
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
-    def rule_of(self, number: int) -> tuple[str, Rule]:
-        """Return the name under which slots and steps are kept, and the rule."""
-        if number in _PLAIN:
-            return _PLAIN[number]
-        optimizer = self._optimizer(number)
-        return optimizer.name, optimizer.rule
-
-    def find(self, number: int, rate: float, shard: Shard) -> FoundRule:
-        """Return a rule with its numbers for the next change of a variable.
+    def find(self, number: int, shard: Shard) -> Plain | Configured:
+        """Return the rule for changes of a variable.
 
         Args:
-            number: Number of the rule.
-            rate: The learning rate of an optimizer without a schedule.
+            number: Number of the rule in pushes.
             shard: The variable.
 
         Raises:
-            InvalidArgumentError: The rule does not support the dtype, or a schedule fails.
+            InvalidArgumentError: There is no such rule, or it does not support the dtype.
         """
         dtype = shard.layout.dtype
         if number in _PLAIN:
@@ -187,18 +197,14 @@ class Rules:
                 raise errors.InvalidArgumentError(
                     f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
                 )
-            return *_PLAIN[number], ()
-        optimizer = self._optimizer(number)
+            return _PLAIN[number]
+        index = number - pb.FIRST_OPTIMIZER
+        if not 0 <= index < len(self._optimizers):
+            raise errors.InvalidArgumentError(f"{self._server} has no rule {number}")
+        optimizer = self._optimizers[index]
         if not shard.layout.is_floating:
             raise errors.InvalidArgumentError(
                 f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
                 "optimizers need bfloat16, float16, float32 or float64"
             )
-        step = shard.steps.get(optimizer.name, 0) + 1
-        return optimizer.name, optimizer.rule, optimizer.numbers_at(step, rate)
-
-    def _optimizer(self, number: int) -> Configured:
-        index = number - pb.FIRST_OPTIMIZER
-        if not 0 <= index < len(self._optimizers):
-            raise errors.InvalidArgumentError(f"{self._server} has no rule {number}")
-        return self._optimizers[index]
+        return optimizer

@@ -17,7 +17,7 @@ from strategy.client.changes import Change
 from strategy.client.connection import push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server import rules, shard, variable_store
-from strategy.server.shard import Bucket
+from strategy.server.shard import Neighbors
 
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
@@ -53,13 +53,13 @@ def make():
 @pytest.fixture
 def calls(monkeypatch):
     """Return the list of the numbers of variables that each bucket update has changed."""
-    made, change = [], Bucket.change
+    made, change = [], Neighbors.change
 
-    def counted(bucket, variables, *arguments):
-        made.append(variables.stop - variables.start)
-        change(bucket, variables, *arguments)
+    def counted(neighbors, *arguments):
+        made.append(neighbors.count)
+        change(neighbors, *arguments)
 
-    monkeypatch.setattr(Bucket, "change", counted)
+    monkeypatch.setattr(Neighbors, "change", counted)
     return made
 
 

@@ -11,7 +11,7 @@ from _cases.servers import Cluster
 
 from mpidist import errors
 from strategy import get_variable, optimizers
-from strategy.server.shard import Bucket
+from strategy.server.shard import Neighbors
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_bug_in_the_change_of_a_bucket_is_an_error_of_the_push(cluster, monkey
 
     sgd = optimizers.SGD(0.1)
     with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "change", broken)
+        patch.setattr(Neighbors, "change", broken)
         with pytest.raises(errors.Error, match="a programming error"):
             sgd.apply_gradients(pairs).wait()
     np.testing.assert_array_equal(small, np.zeros((2, 4)))

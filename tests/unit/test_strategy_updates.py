@@ -263,7 +263,7 @@ def test_bad_gradients_change_nothing(strategy):
 
 
 @pytest.mark.parametrize("size", [2, 300_000])
-def test_an_optimizer_refuses_integers_and_the_rest_is_applied(size):
+def test_an_optimizer_refuses_integers_and_nothing_is_applied(size):
     counts = get_variable("n", size, int, initializer=1)
     v = get_variable("v", size, initializer=1.0)
     work = optimizers.SGD(1).apply_gradients(
@@ -273,9 +273,9 @@ def test_an_optimizer_refuses_integers_and_the_rest_is_applied(size):
         InvalidArgumentError, match=r"SGD cannot change variable 'n'.*need bfloat16"
     ):
         work.wait()
-    np.testing.assert_array_equal(v, np.zeros(size))
+    np.testing.assert_array_equal(v, np.ones(size))
     np.testing.assert_array_equal(counts, np.ones(size))
-    assert v.assign(5) == 3
+    assert v.assign(5) == 2
 
 
 @pytest.mark.parametrize("size", [2, 300_000, 2_000_000])
