@@ -216,7 +216,7 @@ class Work:
             transform: Runs on the thread that completes this work, and must not block. Its
                 exception becomes the error of the new work.
         """
-        return _Following(self.name, [self], lambda: transform(self._value))
+        return _Following("", [self], lambda: transform(self._value))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -303,7 +303,7 @@ class _Following(Work):
     """A Work that ends after other works. Testing it tests them.
 
     Args:
-        name: The name of the whole, for messages.
+        name: The name of the whole, for messages. Empty for the name of the first part.
         parts: The works. The first error among them, in order, becomes the error of the whole.
         result: Returns the result once all parts have ended without an error.
     """
@@ -318,6 +318,10 @@ class _Following(Work):
             limit = None if limit is None or part.limit is None else max(limit, part.limit)
             part.add_done_callback(self._part_ended)
         self.limit = limit
+
+    @property
+    def name(self) -> str:
+        return self._name or self._parts[0].name
 
     def _part_ended(self, _: Work) -> None:
         # Testing the other works here would end them in nested calls.

@@ -305,21 +305,24 @@ class Endpoint:
         self._serving_thread = threading.get_ident()
         try:
             backoff = Backoff(self._transport.spin_count, _POLL_SLEEP_S)
-            sleeps = 0  # since the last arrival
+            sleeps, slept = 0, True  # sleeps since the last arrival
             while not self._closed:
                 happened = bool(self._inbox) or self._transport.progress()
-                self._handle_inbox()
-                if until():
-                    return True
+                # Other turns only poll, because their length adds to the latency of requests.
+                if happened or slept or self._dropped:
+                    self._handle_inbox()
+                    if until():
+                        return True
                 if time.monotonic() >= deadline:
                     return False
+                slept = False
                 if happened:
                     backoff.reset()
                     sleeps = 0
                 elif self._pause(
                     backoff, _UNTIL_PERIOD_S if sleeps < _SHORT_SLEEPS else _LONG_PERIOD_S
                 ):
-                    sleeps += 1
+                    sleeps, slept = sleeps + 1, True
         finally:
             self._stop_serving()
         return until()
