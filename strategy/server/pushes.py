@@ -434,13 +434,13 @@ class _Steps:
 
     Attributes:
         over: Number of steps that were applied or have failed.
-        given: Pushes that wait for the other members of their step, by worker.
+        given: Pushes that wait for the other members of their step, by step and worker.
         failed: The reason of each failed step, by step.
         waiting: Waiting requests, each with the number of steps that must be over.
     """
 
     over: int = 0
-    given: dict[int, ReceivedPush] = field(default_factory=dict)
+    given: dict[int, dict[int, ReceivedPush]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     waiting: list[tuple[int, Request]] = field(default_factory=list)
 
@@ -614,10 +614,8 @@ class Pushes:
             "could not push them"
         )
         steps.failed[asked.step] = problem
-        given = [one for one in steps.given.values() if one.message.step == asked.step]
-        for push in given:
-            del steps.given[push.connection.worker]
-        self._end(given, errors.AbortedError(problem))
+        given = steps.given.pop(asked.step, {})
+        self._end(list(given.values()), errors.AbortedError(problem))
         self._end_step(steps, asked.step)
         self._continue()  # with later pushes of the same connections
 
@@ -670,9 +668,11 @@ class Pushes:
             if self._cut is not None:
                 self._continue()
             return
-        steps.given[push.connection.worker] = push
-        if set(message.members) <= set(steps.given):
-            self._apply([steps.given.pop(worker) for worker in message.members])
+        given = steps.given.setdefault(message.step, {})
+        given[push.connection.worker] = push
+        if set(message.members) <= set(given):
+            del steps.given[message.step]
+            self._apply([given[worker] for worker in message.members])
             self._end_step(steps, message.step)
             self._continue()
 

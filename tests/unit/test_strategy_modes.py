@@ -10,13 +10,16 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from _cases.servers import Cluster
+from _cases.servers import Cluster, variable
 
 from mpidist import errors
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, schedules
 from strategy.client import sync_modes
+from strategy.client.changes import Change
 from strategy.gradients import describe_step
 from strategy.partitioners import FixedShardsPartitioner
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.protocol.rounds import Decision
 
 LIMIT_S = 60
 
@@ -651,3 +654,25 @@ def test_a_worker_that_closes_before_another_begins_is_not_waited_for(make, opti
     for _ in range(5):
         optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).result(LIMIT_S)
     np.testing.assert_array_equal(v, np.full(2, -4.0))
+
+
+def test_a_push_of_a_later_step_waits_for_its_own_members(make):
+    """A member of step 5 arrives while step 4, which shares a member with it, is incomplete."""
+    cluster = make(workers=3)
+    workers = [cluster.worker(index, mode="sync", backup_workers=1) for index in range(3)]
+    v, *others = (variable(strategy, "v", (), 0.0) for strategy in workers)
+
+    def push(worker, step, members, value):
+        change = Change((v, *others)[worker].remotes, pb.ADD, np.array(value))
+        (connection,) = workers[worker]._connections
+        return connection.push([change], Decision(step, members))
+
+    works = [
+        push(0, 4, (0, 2), 2.0),
+        push(1, 5, (0, 1), 10.0),
+        push(0, 5, (0, 1), 20.0),
+        push(2, 4, (0, 2), 4.0),
+    ]
+    for work in works:
+        work.wait(LIMIT_S)
+    assert float(v) == (2 + 4) / 2 + (10 + 20) / 2
