@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -146,79 +146,59 @@ _HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-@dataclass(frozen=True)
-class Compression:
-    """A compression method; see :func:`parse`.
+Residuals = dict[str, tuple[Array, Array]]
+"""The residuals of error feedback before and after a push.
 
-    Attributes:
-        name: ``"fp16"``, ``"bf16"`` or ``"topk"``; empty without compression.
-        share: Fraction of the elements that ``"topk"`` sends.
-    """
-
-    name: str = ""
-    share: float = 1.0
-
-    def __str__(self) -> str:
-        """Return a text that is equal on workers with the same compression."""
-        return f"{self.name}, {self.share!r}" if self.name == "topk" else self.name
-
-
-def parse(given: Any) -> Compression:
-    """Return the compression for a strategy's argument.
-
-    Args:
-        given: None for no compression. ``"fp16"`` or ``"bf16"`` sends gradients in half precision;
-            values beyond the range of float16 are clipped. ``("topk", share)`` sends only the
-            largest elements of each gradient, and adds the rest to the next gradient (error
-            feedback; Stich et al., "Sparsified SGD with Memory", NeurIPS 2018). ``"fp16"`` and
-            ``"bf16"`` also compress gradients of rows. ``"topk"`` sends gradients of rows
-            unchanged.
-
-    Raises:
-        ValueError: The compression is unknown, or the share is not in (0, 1].
-    """
-    if given is None:
-        return Compression()
-    if isinstance(given, str) and given in _HALVES:
-        return Compression(given)
-    if isinstance(given, tuple | list) and len(given) == 2 and given[0] == "topk":
-        share = given[1]
-        if isinstance(share, int | float) and 0 < share <= 1:
-            return Compression("topk", float(share))
-        raise ValueError(f"'topk' sends a share of the elements from 0 to 1, not {share!r}")
-    raise ValueError(
-        f"unknown compression {given!r}; the known ones are None, 'fp16', 'bf16' and "
-        "('topk', share)"
-    )
-
-
-@dataclass
-class Residuals:
-    """The residuals of error feedback before and after a push.
-
-    The keys are names of variables or, for a divided variable, the names of its parts.
-    """
-
-    before: dict[str, Array] = field(default_factory=dict)
-    after: dict[str, Array] = field(default_factory=dict)
+The keys are names of variables or, for a divided variable, the names of its parts.
+"""
 
 
 class Compressor:
     """Compressor of the gradients of one worker; keeps the residuals of error feedback.
 
     Args:
-        compression: The method.
+        compression: None for no compression. ``"fp16"`` or ``"bf16"`` sends gradients in half
+            precision; values beyond the range of float16 are clipped. ``("topk", share)`` sends
+            only the largest elements of each gradient, and adds the rest to the next gradient
+            (error feedback; Stich et al., "Sparsified SGD with Memory", NeurIPS 2018). ``"fp16"``
+            and ``"bf16"`` also compress gradients of rows. ``"topk"`` sends gradients of rows
+            unchanged.
+
+    Raises:
+        ValueError: The compression is unknown, or the share is not in (0, 1].
     """
 
-    def __init__(self, compression: Compression) -> None:
-        self._how = compression
+    def __init__(self, compression: Any) -> None:
+        self._half: np.dtype[Any] | None = None
+        self._share = 1.0
+        self._text = ""
         self._behind: dict[str, Array] = {}
         self._lock = threading.Lock()
+        if isinstance(compression, str) and compression in _HALVES:
+            self._half, self._text = _HALVES[compression], compression
+        elif (
+            isinstance(compression, tuple | list)
+            and len(compression) == 2
+            and compression[0] == "topk"
+        ):
+            share = compression[1]
+            if not isinstance(share, int | float) or not 0 < share <= 1:
+                raise ValueError(f"'topk' sends a share of the elements from 0 to 1, not {share!r}")
+            self._share, self._text = float(share), f"topk, {float(share)!r}"
+        elif compression is not None:
+            raise ValueError(
+                f"unknown compression {compression!r}; the known ones are None, 'fp16', 'bf16' and "
+                "('topk', share)"
+            )
+
+    def __str__(self) -> str:
+        """Return a text that is equal on workers with the same compression."""
+        return self._text
 
     @property
     def is_on(self) -> bool:
         """True if gradients are compressed."""
-        return bool(self._how.name)
+        return bool(self._text)
 
     def apply(self, changes: Sequence[Change]) -> Residuals:
         """Compress gradients, and keep the residuals for the next push.
@@ -231,15 +211,15 @@ class Compressor:
         Returns:
             The residuals before and after, for :meth:`undo`.
         """
-        residuals = Residuals()
+        residuals: Residuals = {}
         if not self.is_on:
             return residuals
         try:
             for change in changes:
                 if change.dtype.kind != "f" or change.remotes[0].layout.is_half:
                     continue
-                if self._how.name != "topk":
-                    self._halve(change, _HALVES[self._how.name])
+                if self._half is not None:
+                    self._halve(change, self._half)
                 elif change.ids is None:
                     self._select(change, residuals)
         except BaseException:
@@ -254,8 +234,8 @@ class Compressor:
             residuals: The result of :meth:`apply` for the push.
         """
         with self._lock:
-            for name, after in residuals.after.items():
-                before, now = residuals.before[name], self._behind[name]
+            for name, (before, after) in residuals.items():
+                now = self._behind[name]
                 # Another push may have sent a part of the residual meanwhile.
                 self._behind[name] = before if now is after else now + (before - after)
 
@@ -273,7 +253,7 @@ class Compressor:
             if before is None:
                 before = np.zeros_like(total)
             total += before
-            count = min(max(1, round(self._how.share * total.size)), total.size)
+            count = min(max(1, round(self._share * total.size)), total.size)
             element_ids = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
             element_ids.sort()
             change.data, change.element_ids, change.scale = (
@@ -282,7 +262,7 @@ class Compressor:
                 1.0,
             )
             total[element_ids] = 0
-            residuals.before[name], residuals.after[name] = before, total
+            residuals[name] = before, total
             self._behind[name] = total
 
 
@@ -558,7 +538,7 @@ class GradientPusher:
         except BaseException:
             self._compressor.undo(residuals)
             raise
-        if residuals.after:
+        if residuals:
             work.add_done_callback(partial(_undo_uncounted, self._compressor, residuals))
         values = changes[0].connection.metrics.values
         values["steps"] += 1

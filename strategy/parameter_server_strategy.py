@@ -24,7 +24,7 @@ from strategy.checkpoints.checkpoint import checkpoint_lock_of
 from strategy.checkpoints.cut import targets_of
 from strategy.client.connection import LOOK_S, TRANSPORTS, Connection
 from strategy.client.sync_modes import checked_mode, sync_mode_of
-from strategy.gradients import Compressor, GradientPusher, NanPolicy, parse
+from strategy.gradients import Compressor, GradientPusher, NanPolicy
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import whole_number
@@ -221,7 +221,7 @@ class ParameterServerStrategy(Strategy):
         self._devices = parameter_devices
         self._gpus_per_worker = gpus
         self._nan = nan
-        self._compression = parse(compression)
+        self.compressor = Compressor(compression)
         self._resolver: ClusterResolver | None = None
         if isinstance(cluster_resolver, ClusterResolver):
             self._resolver = cluster_resolver
@@ -565,12 +565,11 @@ class ParameterServerStrategy(Strategy):
         self._worker, self._workers = workers.index(me), len(workers)
         wanted = self._gpus_per_worker
         self.gpus = chosen_gpus(wanted, self._replicas, host.cluster_spec, workers, me)
-        self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         name, backups, bound = self._mode
         # If the script of a cluster runs as one process, its only worker cannot be a backup worker.
         count = None if alone or (self._workers == 1 and not launched()) else self._workers
-        return checked_mode(name, count, backups, bound, str(self._compression))
+        return checked_mode(name, count, backups, bound, str(self.compressor))
 
     def _connections_to(
         self, servers: Mapping[int, int | None], host: Host, mode: pb.Mode

@@ -484,47 +484,6 @@ class Connection:
             self._check_open()
             self._make_room()
 
-    def enter(self, step: int, description: str | None) -> Work:
-        """Ask the first server to count this worker in a synchronous step.
-
-        Args:
-            step: Number of the step.
-            description: The variables and the optimizer of the changes; None without changes.
-
-        Returns:
-            A Work with a :class:`Decision` as its result.
-        """
-        asked = pb.EnterRequest(connection=self.number, step=step)
-        if description is not None:
-            asked.gives, asked.description = True, description
-        return self.start("Enter", asked).then(_decision)
-
-    def wait_for(self, step: int) -> Work:
-        """Ask the server to reply when all earlier steps were applied or have failed."""
-        return self.start("Await", pb.AwaitRequest(connection=self.number, step=step))
-
-    def fail(self, step: int) -> Work:
-        """Tell the server that this worker cannot push its part of a step."""
-        return self.start("Fail", pb.AwaitRequest(connection=self.number, step=step))
-
-    def tick(self, clock: int) -> Work:
-        """Tell the first server how many steps this worker has made.
-
-        Returns:
-            A Work that ends when the worker may go on.
-        """
-        asked = pb.ClockRequest(connection=self.number, clock=clock)
-        return self.start("Clock", asked)
-
-    def missing(self) -> list[int]:
-        """Return the workers for which others wait, as the first server knows."""
-        reply = self.call("Missing", pb.AttachReply(connection=self.number))
-        return list(pb.MissingReply.FromString(reply.body).workers)
-
-    def leave(self) -> None:
-        """Tell the first server that others must not wait for this worker any more."""
-        self.call("Leave", pb.AttachReply(connection=self.number))
-
     def drain(self) -> None:
         """Wait like :meth:`settle`, also for pushes that other threads are sending."""
         with self._pushing:
@@ -587,11 +546,6 @@ def _applied(reply: Reply, remotes: Sequence[RemoteVariable]) -> PushResult:
         if version > remote.known:
             remote.known = version
     return versions, staleness
-
-
-def _decision(reply: Reply) -> Decision:
-    answer = pb.EnterReply.FromString(reply.body)
-    return Decision(answer.step, tuple(answer.members), answer.problem)
 
 
 def definition(optimizer: Optimizer) -> pb.OptimizerDef:

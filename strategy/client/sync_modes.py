@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpidist import Work, errors
+from mpidist import Reply, Work, errors
 from mpidist.config import config as settings
 from strategy.client.changes import Change
 from strategy.client.connection import LOOK_S, Connection, push_all
@@ -33,8 +33,9 @@ class SyncMode(ABC):
 
     def __init__(self, connections: Sequence[Connection], worker: int) -> None:
         self._connections = connections
+        self._first = connections[0]
         self._worker = worker
-        self._steps = connections[0].first_step
+        self._steps = self._first.first_step
         self._left = False
         # Threads of a worker make steps one after the other.
         self._turn = threading.Lock()
@@ -61,7 +62,7 @@ class SyncMode(ABC):
         with self._turn:
             if not self._left:
                 self._left = True
-                self._connections[0].leave()
+                self._first.call("Leave", pb.AttachReply(connection=self._first.number))
 
     def _check_here(self) -> None:
         if self._left:
@@ -74,7 +75,7 @@ class SyncMode(ABC):
         """Return the result of a call that waits for other workers. Report a long wait once."""
         if work.is_completed():
             return work.result()
-        with self._connections[0].metrics.timed("wait for workers", "waited_s"):
+        with self._first.metrics.timed("wait for workers", "waited_s"):
             self._wait_for_others(work)
         return work.result()
 
@@ -85,7 +86,7 @@ class SyncMode(ABC):
             work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
             if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
                 continue
-            names = self._connections[0].missing()  # also ends waits for workers that have left
+            names = self._missing()
             if said or time.monotonic() < since + settings.stall_s:
                 continue
             if not work.is_completed() and names:
@@ -97,8 +98,13 @@ class SyncMode(ABC):
                     time.monotonic() - since,
                     self._steps,
                     ", ".join(map(str, names)),
-                    self._connections[0].strategy,
+                    self._first.strategy,
                 )
+
+    def _missing(self) -> Sequence[int]:
+        """Return the workers for which others wait. Ends the waits for workers that have left."""
+        reply = self._first.call("Missing", pb.AttachReply(connection=self._first.number))
+        return pb.MissingReply.FromString(reply.body).workers
 
 
 class Asynchronous(SyncMode):
@@ -164,24 +170,50 @@ class Synchronous(SyncMode):
 
     def _enter(self, description: str | None) -> Decision:
         if self._entering is None:
-            self._entering = self._connections[0].enter(self._steps, description)
+            self._entering = self._start_entering(description)
         decision: Decision = self._wait(self._entering)
         self._entering = None
         if decision.problem:
             raise errors.InvalidArgumentError(decision.problem)
         return decision
 
+    def _start_entering(self, description: str | None) -> Work:
+        """Ask the first server to count this worker in its next step.
+
+        Args:
+            description: The variables and the optimizer of the changes; None without changes.
+
+        Returns:
+            A Work with a :class:`Decision` as its result.
+        """
+        asked = pb.EnterRequest(connection=self._first.number, step=self._steps)
+        if description is not None:
+            asked.gives, asked.description = True, description
+
+        def decision(reply: Reply) -> Decision:
+            answer = pb.EnterReply.FromString(reply.body)
+            return Decision(answer.step, tuple(answer.members), answer.problem)
+
+        return self._first.start("Enter", asked).then(decision)
+
     def _follow(self, decision: Decision) -> Work:
         """Continue with a later step, after all steps before it have ended."""
-        for work in [c.wait_for(decision.step) for c in self._connections]:
-            work.wait()
+        self._call_all("Await", decision.step)
         self._steps = decision.step
         return _nothing()
 
     def _fail(self, decision: Decision) -> None:
         """Tell the servers that this worker will not push its part of a step."""
         self._steps = decision.step + 1
-        for work in [c.fail(decision.step) for c in self._connections]:
+        self._call_all("Fail", decision.step)
+
+    def _call_all(self, method: str, step: int) -> None:
+        """Call a method about a step on all servers, and wait for the replies."""
+        works = [
+            connection.start(method, pb.AwaitRequest(connection=connection.number, step=step))
+            for connection in self._connections
+        ]
+        for work in works:
             work.wait()
 
 
@@ -206,7 +238,8 @@ class StaleSynchronous(SyncMode):
 
     def _tick(self) -> None:
         self._steps += 1
-        self._wait(self._connections[0].tick(self._steps))
+        asked = pb.ClockRequest(connection=self._first.number, clock=self._steps)
+        self._wait(self._first.start("Clock", asked))
 
 
 def _nothing() -> Work:

@@ -359,7 +359,8 @@ def test_bad_entries_fail_for_all_members_of_a_step(make, pool, mode, entry, mat
     if mode == "sync":
         match += "|do not form a step"
         innocent = pool.submit(lambda: sgd.apply_gradients([(np.ones(4), v)]).result(LIMIT_S))
-        decision = connection.enter(0, describe_step(sgd, 1.0, [(None, v)])).result(LIMIT_S)
+        entering = strategies[1].sync_mode._start_entering(describe_step(sgd, 1.0, [(None, v)]))
+        decision = entering.result(LIMIT_S)
         bad.step, bad.members = decision.step, decision.members
     with pytest.raises(errors.Error, match=match):
         connection.start("Push", bad.pack(), [np.zeros(4)]).result(LIMIT_S)

@@ -615,16 +615,18 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
         return optimizers.SGD(1.0).apply_gradients([(np.ones(2), made[index])])
 
     own = strategies[0].sync_mode
-    own._entering = own._connections[0].enter(0, own_words(strategies[0], made[0]))
+    own._entering = own._start_entering(own_words(strategies[0], made[0]))
     until(lambda: any(one._entered for one in list(rounds._rounds.values())))
-    first, leave = own._connections[0], own._connections[0].leave
+    (connection,) = strategies[0]._connections
+    call = connection.call
     other = []
 
-    def late():
+    def late(method, message):
+        assert method == "Leave"
         other.append(threading.Thread(target=lambda: results.append(outcome()), daemon=True))
         other[0].start()
         until(lambda: all(one._step == 1 for one in rounds._rounds.values()))
-        leave()
+        return call(method, message)
 
     results = []
 
@@ -634,7 +636,7 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
         except errors.AbortedError as error:
             return error
 
-    first.leave = late
+    connection.call = late
     strategies[0].finish()
     other[0].join(LIMIT_S)
     assert [type(one) for one in results] == [errors.AbortedError]
