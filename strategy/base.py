@@ -18,13 +18,13 @@ from strategy.replicas.context import call_for_each_replica, check_outside
 from strategy.replicas.input import (
     Calls,
     DatasetIterator,
+    Feed,
+    FeedIterator,
     InputContext,
     NumpyDataset,
     ValueContext,
     ahead_of,
     check_per_worker,
-    divided_batches,
-    fed,
 )
 from strategy.replicas.nest import tree_leaves
 from strategy.replicas.reduce import PerReplica, gathered, local_results, reduced
@@ -206,7 +206,7 @@ class Strategy(ABC):
             dataset: See :meth:`experimental_distribute_dataset`.
             options: See :meth:`experimental_distribute_dataset`.
         """
-        return self._one_each(self._own_part(dataset), options)
+        return DatasetIterator(self._fed(self._own_part(dataset), options, one_each=True))
 
     def make_input_fn_iterator(
         self,
@@ -224,7 +224,8 @@ class Strategy(ABC):
         """
         check_per_worker(replication_mode)
         given = input_fn(self._input_context())
-        return self._one_each(Calls(given) if callable(given) else given, options)
+        dataset = Calls(given) if callable(given) else given
+        return DatasetIterator(self._fed(dataset, options, one_each=True))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> NumpyDataset:
         """Return a dataset of the rows of an array, or of a tuple, list or dict of arrays."""
@@ -271,22 +272,16 @@ class Strategy(ABC):
         """Make :func:`get_variable` create variables of this strategy in the ``with`` block."""
 
     def _divided(self, dataset: Iterable[Any], options: Any) -> Iterable[Any]:
-        ahead = self._ahead(dataset, options)
-        if ahead is None:
-            return divided_batches(dataset, self._replicas)
-        return fed(dataset, self.gpus, ahead)
+        fed = self._fed(dataset, options, one_each=False)
+        return fed if self._replicas > 1 or fed.gpus else dataset
 
-    def _one_each(self, dataset: Iterable[Any], options: Any) -> DatasetIterator:
-        ahead = self._ahead(dataset, options)
-        if ahead is None:
-            return DatasetIterator(dataset, self._replicas)
-        return DatasetIterator(fed(dataset, self.gpus, ahead, one_each=True), 1)
-
-    def _ahead(self, dataset: Iterable[Any], options: Any) -> int | None:
-        """Return the maximum number of batches to prefetch to GPUs; None to copy none there."""
+    def _fed(self, dataset: Iterable[Any], options: Any, *, one_each: bool) -> Feed | FeedIterator:
+        """Return a Feed of a dataset. If the dataset is an iterator, return its only pass."""
         ahead = ahead_of(options)
-        on_device = getattr(dataset, "on_device", False)
-        return ahead if self.gpus and not on_device else None
+        on_host = ahead is None or getattr(dataset, "on_device", False)
+        gpus = () if on_host else self.gpus
+        feed = Feed(dataset, self._replicas, gpus, ahead or 0, one_each=one_each)
+        return iter(feed) if isinstance(dataset, Iterator) else feed
 
     def _input_context(self) -> InputContext:
         return InputContext(self.num_workers, self.worker_index, self._replicas)

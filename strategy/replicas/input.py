@@ -21,27 +21,25 @@ from strategy.protocol.checks import whole_number
 from strategy.replicas.nest import tree_leaves, tree_map, with_leaves
 from strategy.replicas.reduce import as_array, regrouped
 
+logger = logging.getLogger(__name__)
+
 OVER = object()
 """The end of the queue."""
+
+_FORMAT = "strategy.feeding 1"
+_CLOSE_S = 5.0  # seconds that close() waits for the element that the dataset is making
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 class Failure:
     """An error in the queue, in place of the step that could not be made.
 
     Args:
-        error: The error. Pickling replaces an error that cannot be pickled by an UnknownError.
-
-    Attributes:
         error: The error.
     """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-    @property
-    def taken(self) -> list[Any]:
-        """The entry of a saved state for this error, in a list."""
-        return [self]
 
     def hand_over(self) -> Any:
         """Raise the error."""
@@ -49,15 +47,6 @@ class Failure:
             raise self.error
         finally:
             del self  # the traceback refers to this frame
-
-    def __reduce__(self) -> tuple[type[Failure], tuple[BaseException]]:
-        error = self.error
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception as why:
-            name = type(error).__qualname__
-            error = errors.UnknownError(f"{name}: {error} ({name} cannot be pickled: {why})")
-        return Failure, (error,)
 
 
 class Channel:
@@ -99,9 +88,9 @@ class Channel:
                 self._changed.notify_all()
 
     def waiting(self) -> list[Any]:
-        """Return the steps in the queue, without OVER."""
+        """Return the steps in the queue, without Failures and OVER."""
         with self._changed:
-            return [step for step in self._steps if step is not OVER]
+            return [step for step in self._steps if isinstance(step, _Step)]
 
     def take(self) -> Any:
         """Wait for the next step and remove it. At the end or after close(), return OVER."""
@@ -222,69 +211,6 @@ def check_per_worker(replication_mode: Any) -> None:
         raise ValueError(f"the replication mode is 'per_worker', not {replication_mode!r}")
 
 
-class DatasetIterator:
-    """An iterator over a dataset that returns one element for each replica at a time.
-
-    Args:
-        dataset: Any iterable.
-        replicas: Number of elements to combine; 1 if the elements are combined already.
-    """
-
-    def __init__(self, dataset: Iterable[Any], replicas: int) -> None:
-        self._dataset = dataset
-        self._replicas = replicas
-        self._elements = iter(dataset)
-
-    def initialize(self) -> None:
-        """Restart at the beginning of the dataset."""
-        self._elements = iter(self._dataset)
-
-    def get_next(self) -> Any:
-        """Return the next element; for several replicas a PerReplica, or tuples or dicts of these.
-
-        Raises:
-            StopIteration: The dataset does not have one more element for each replica.
-        """
-        if self._replicas == 1:
-            return next(self._elements)
-        return regrouped([next(self._elements) for _ in range(self._replicas)])
-
-    def get_state(self) -> Any:
-        """Return the position in the dataset; see :func:`state_of`."""
-        return state_of(self._elements)
-
-    def set_state(self, state: Any) -> None:
-        """Continue from a saved state; see :func:`set_state_of`.
-
-        The number of replicas may differ from the number at the save. A state of replicas with GPUs
-        needs replicas with GPUs.
-        """
-        set_state_of(self._elements, state)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.get_next()
-
-
-class Calls:
-    """An iterator over the results of a function, until the function raises StopIteration.
-
-    Args:
-        function: Called without arguments.
-    """
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._function()
-
-
 class NumpyDataset:
     """A dataset of the rows of arrays; made by ``experimental_make_numpy_dataset``.
 
@@ -319,27 +245,6 @@ class NumpyDataset:
         return NumpyDataset(_cut(self._arrays, slice(index, None, num_shards)))
 
 
-def divided_batches(dataset: Iterable[Any], replicas: int) -> Iterable[Any]:
-    """Return an iterable that divides batches among replicas, along the first axis.
-
-    Args:
-        dataset: Iterable of arrays, or of tuples, lists or dicts of arrays.
-        replicas: Number of replicas. For 1, the dataset itself is returned.
-    """
-    return dataset if replicas == 1 else _Divided(dataset, replicas)
-
-
-class _Divided:
-    def __init__(self, dataset: Iterable[Any], replicas: int) -> None:
-        self._dataset = dataset
-        self._replicas = replicas
-
-    def __iter__(self) -> Iterator[Any]:
-        count = self._replicas
-        for element in self._dataset:
-            yield regrouped(divided(element, count))
-
-
 def divided(element: Any, count: int) -> list[Any]:
     """Divide a batch along the first axis of each of its arrays.
 
@@ -355,33 +260,6 @@ def divided(element: Any, count: int) -> list[Any]:
     return [
         with_leaves(element, [parts[number] for parts in divided_leaves]) for number in range(count)
     ]
-
-
-def state_of(elements: Any) -> Any:
-    """Return the state of an iterator, from its ``get_state()``.
-
-    Raises:
-        UnimplementedError: The iterator has no such method.
-    """
-    if not hasattr(elements, "get_state"):
-        raise errors.UnimplementedError(
-            f"a {type(elements).__name__} cannot say where it is: the dataset's iterator needs "
-            "get_state() and set_state(), as those of dataservice have"
-        )
-    return elements.get_state()
-
-
-def set_state_of(elements: Any, state: Any) -> None:
-    """Set the state of an iterator, by its ``set_state()``.
-
-    Raises:
-        UnimplementedError: The iterator has no such method.
-    """
-    if not hasattr(elements, "set_state"):
-        raise errors.UnimplementedError(
-            f"a {type(elements).__name__} cannot go on where another one was: it has no set_state()"
-        )
-    elements.set_state(state)
 
 
 def _split(given: Any, count: int) -> list[Any]:
@@ -409,77 +287,73 @@ def _as_tree(element: Any) -> Any:
     return tree_map(convert, element)
 
 
-logger = logging.getLogger(__name__)
+class Feed:
+    """The elements of a dataset for the replicas of a worker.
 
-_FORMAT = "strategy.feeding 1"
-_CLOSE_S = 5.0  # seconds that close() waits for the element that the dataset is making
-_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
-
-
-def fed(
-    dataset: Iterable[Any], gpus: Sequence[int], ahead: int, *, one_each: bool = False
-) -> Iterable[Any]:
-    """Return an iterable that prefetches the elements of a dataset to the GPUs of replicas.
+    Each pass over a Feed is a :class:`FeedIterator`.
 
     Args:
         dataset: Iterable of arrays, or of tuples, lists or dicts of arrays.
-        gpus: GPU index of each replica.
-        ahead: Maximum number of prefetched batches.
+        replicas: Number of replicas.
+        gpus: GPU index of each replica; empty to leave the elements on the host.
+        ahead: Maximum number of batches that are prefetched to the GPUs. With 0 there is no
+            thread, and a batch is copied when it is requested.
         one_each: Give each replica an element of its own. Otherwise divide each element among the
             replicas.
-
-    Returns:
-        An iterable. Each pass over it is a :class:`FeedIterator`. If the dataset is an iterator,
-        the FeedIterator of its only pass.
     """
-    if not isinstance(dataset, Iterator):
-        return _Feed(dataset, gpus, ahead, one_each)
-    # The caller may save the state of the dataset's iterator, so nothing may be prefetched from it.
-    return FeedIterator(dataset, gpus, 0 if hasattr(dataset, "get_state") else ahead, one_each)
 
-
-class _Feed:
     def __init__(
-        self, dataset: Iterable[Any], gpus: Sequence[int], ahead: int, one_each: bool
+        self,
+        dataset: Iterable[Any],
+        replicas: int,
+        gpus: Sequence[int],
+        ahead: int,
+        *,
+        one_each: bool,
     ) -> None:
-        self._dataset = dataset
-        self._how = (gpus, ahead, one_each)
-        self._elements_a_step = len(gpus) if one_each else 1
+        self.dataset = dataset
+        self.replicas = replicas
+        self.gpus = tuple(gpus)
+        # The caller may save the state of the iterator, so nothing may be prefetched from it.
+        has_state = isinstance(dataset, Iterator) and hasattr(dataset, "get_state")
+        self.ahead = 0 if has_state or not gpus else ahead
+        self.elements_a_step = replicas if one_each else 1
 
     def __iter__(self) -> FeedIterator:
-        return FeedIterator(self._dataset, *self._how)
+        return FeedIterator(self)
 
     def __len__(self) -> int:
-        return len(self._dataset) // self._elements_a_step  # type: ignore[arg-type]
+        return len(self.dataset) // self.elements_a_step  # type: ignore[arg-type]
 
 
 class FeedIterator:
-    """A pass over a dataset that prefetches batches to the GPUs of replicas.
+    """A pass over a dataset that returns the next elements of all replicas at a time.
 
-    A thread takes elements from the dataset, divides them on the host, and copies each part to its
-    GPU on a separate stream. The current streams of the thread that takes a batch wait for the
-    copies. Replicas that run afterwards start behind those streams. Arrays and numbers become CuPy
-    arrays. Strings, objects and dtypes that CuPy lacks are not converted. Arrays on a GPU are
-    copied through the host.
+    Several replicas get a PerReplica, or a tree of PerReplica values if the elements are trees. An
+    error of the dataset is raised in place of the element.
 
-    An error of the dataset is raised in place of the element. After an error, the thread takes the
-    next element only when another batch is requested. The thread starts with the first batch. The
-    thread ends with the dataset, or when the pass is closed or garbage-collected.
+    For replicas with GPUs, a thread prefetches batches. The thread takes elements from the dataset,
+    divides them on the host, and copies each part to its GPU on a separate stream. The current
+    streams of the thread that takes a batch wait for the copies. Replicas that run afterwards start
+    behind those streams. Arrays and numbers become CuPy arrays. Strings, objects and dtypes that
+    CuPy lacks are not converted. Arrays on a GPU are copied through the host.
+
+    After an error, the thread takes the next element only when another batch is requested. The
+    thread starts with the first batch. The thread ends with the dataset, or when the pass is closed
+    or garbage-collected.
 
     Args:
-        dataset: See :func:`fed`.
-        gpus: See :func:`fed`.
-        ahead: See :func:`fed`. With 0 there is no thread, and a batch is copied when it is
-            requested.
-        one_each: See :func:`fed`.
+        feed: The dataset and its replicas.
+
+    Attributes:
+        gpus: GPU index of each replica; empty if the elements stay on the host.
     """
 
-    def __init__(
-        self, dataset: Iterable[Any], gpus: Sequence[int], ahead: int, one_each: bool
-    ) -> None:
-        self._gpus, self._ahead = tuple(gpus), ahead
-        self._source = _Source(dataset, self._gpus, one_each)
-        self._channel = Channel(ahead)
+    def __init__(self, feed: Feed) -> None:
+        self.gpus = feed.gpus
+        self._ahead = feed.ahead
+        self._source = _Source(feed)
+        self._channel = Channel(feed.ahead)
         self._starting = threading.Lock()
         # The thread has no reference to this object, which would keep a dropped object alive.
         self._thread = threading.Thread(
@@ -494,8 +368,8 @@ class FeedIterator:
         return self
 
     def __next__(self) -> Any:
-        if len(self._gpus) == 1:  # a single replica runs on this thread
-            make_current(self._gpus[0])
+        if len(self.gpus) == 1:  # a single replica runs on this thread
+            make_current(self.gpus[0])
         step = self._next_step()
         if step is OVER:
             raise StopIteration
@@ -507,40 +381,58 @@ class FeedIterator:
     def get_state(self) -> bytes:
         """Return the state of the pass. Prefetched batches do not count as taken.
 
+        An error that was prefetched is not part of the state: the other pass continues behind the
+        element that could not be made.
+
         Returns:
             A pickle, which includes the elements of the prefetched batches on the host. A
-            FeedIterator for any number of replicas can continue from it.
+            FeedIterator for any number of replicas, with GPUs or without, can continue from it.
 
         Raises:
             UnimplementedError: The dataset's iterator has no ``get_state()``.
         """
+        source = self._source
+        if not hasattr(source.elements, "get_state"):
+            raise errors.UnimplementedError(
+                f"a {type(source.elements).__name__} cannot say where it is: the dataset's "
+                "iterator needs get_state() and set_state(), as those of dataservice have"
+            )
         with self._channel.making:
-            taken = [element for step in self._channel.waiting() for element in step.taken]
-            left = [*taken, *self._source.again]
-            return pickle.dumps((_FORMAT, left, state_of(self._source.elements)), protocol=5)
+            left = [element for step in self._channel.waiting() for element in step.taken]
+            state = (_FORMAT, [*left, *source.again], source.elements.get_state())
+            return pickle.dumps(state, protocol=5)
 
     def set_state(self, state: bytes) -> None:
-        """Continue from the state of another pass. Call this before the first batch.
+        """Continue from the state of another pass. With GPUs, call this before the first batch.
 
         Args:
             state: Result of :meth:`get_state`, from a trusted source, because it is unpickled.
 
         Raises:
             DataLossError: The state is damaged, or of another kind.
-            FailedPreconditionError: A batch has been requested.
+            FailedPreconditionError: The thread has begun to prefetch batches.
             UnimplementedError: The dataset's iterator has no ``set_state()``.
         """
         if self._thread.ident is not None:
             raise errors.FailedPreconditionError(
                 "set_state comes before the first batch of a pass: begin another one"
             )
+        elements = self._source.elements
+        if not hasattr(elements, "set_state"):
+            raise errors.UnimplementedError(
+                f"a {type(elements).__name__} cannot go on where another one was: it has no "
+                "set_state()"
+            )
         try:
             kind, left, below = pickle.loads(state)
         except Exception as error:
             raise errors.DataLossError(f"the state of a pass is damaged: {error!r}") from error
         if kind != _FORMAT:
-            raise errors.DataLossError(f"this is no state of batches for GPUs, but of {kind!r}")
-        set_state_of(self._source.elements, below)
+            raise errors.DataLossError(
+                f"the state is not of batches for replicas, but of {kind!r}: give a state that "
+                "get_state() of a distributed dataset has returned"
+            )
+        elements.set_state(below)
         self._source.again = deque(left)
 
     def close(self) -> None:
@@ -573,6 +465,54 @@ class FeedIterator:
         return self._channel.take()
 
 
+class DatasetIterator(Iterator[Any]):
+    """An iterator over a dataset that returns one element for each replica at a time.
+
+    Args:
+        feed: The dataset and its replicas; or the only pass, which cannot restart.
+    """
+
+    def __init__(self, feed: Feed | FeedIterator) -> None:
+        self._feed = feed
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Restart at the beginning of the dataset."""
+        self._pass = iter(self._feed)
+
+    def get_next(self) -> Any:
+        """Return the next element; for several replicas a PerReplica, or tuples or dicts of these.
+
+        Raises:
+            StopIteration: The dataset does not have one more element for each replica.
+        """
+        return next(self._pass)
+
+    __next__ = get_next
+
+    def get_state(self) -> bytes:
+        """Return the position in the dataset; see :meth:`FeedIterator.get_state`."""
+        return self._pass.get_state()
+
+    def set_state(self, state: bytes) -> None:
+        """Continue from a saved state; see :meth:`FeedIterator.set_state`."""
+        self._pass.set_state(state)
+
+
+class Calls(Iterator[Any]):
+    """An iterator over the results of a function, until the function raises StopIteration.
+
+    Args:
+        function: Called without arguments.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __next__(self) -> Any:
+        return self._function()
+
+
 class _Source:
     """The source of steps: an iterator over the elements of a dataset.
 
@@ -581,21 +521,22 @@ class _Source:
         again: Elements that an earlier pass took but did not use. They come first.
     """
 
-    def __init__(self, dataset: Iterable[Any], gpus: Sequence[int], one_each: bool) -> None:
-        self.elements: Any = iter(dataset)
+    def __init__(self, feed: Feed) -> None:
+        self.elements: Any = iter(feed.dataset)
         self.again: deque[Any] = deque()
-        self.gpus = gpus
-        self._own = self.elements is not dataset
-        self._count = len(gpus) if one_each else 1
-        self._couriers: dict[int, Prefetcher] = {}
+        self.gpus = feed.gpus
+        self._own = self.elements is not feed.dataset
+        self._count, self._replicas = feed.elements_a_step, feed.replicas
+        self._prefetchers: dict[int, Prefetcher] = {}
 
     def step(self) -> _Step:
         """Start the copies of a step and return it; StopIteration without enough elements."""
         taken = [self._take() for _ in range(self._count)]
-        count = len(self.gpus)
-        parts = taken if len(taken) == count else divided(taken[0], count)
-        pairs = zip(parts, self.gpus, strict=True)
-        return _Step(taken, [_Part(part, self._courier(gpu)) for part, gpu in pairs])
+        parts = taken if self._count == self._replicas else divided(taken[0], self._replicas)
+        if self.gpus:
+            pairs = zip(parts, self.gpus, strict=True)
+            parts = [_PartOnGpu(part, self._prefetcher(gpu)) for part, gpu in pairs]
+        return _Step(taken, parts)
 
     def close(self) -> None:
         """Close the iterator if this object created it."""
@@ -603,41 +544,39 @@ class _Source:
             self.elements.close()
 
     def _take(self) -> Any:
-        if not self.again:
-            return next(self.elements)
-        element = self.again.popleft()
-        return element.hand_over() if isinstance(element, Failure) else element
+        return self.again.popleft() if self.again else next(self.elements)
 
-    def _courier(self, gpu: int) -> Prefetcher:
-        if gpu not in self._couriers:
-            self._couriers[gpu] = Prefetcher(gpu)
-        return self._couriers[gpu]
+    def _prefetcher(self, gpu: int) -> Prefetcher:
+        if gpu not in self._prefetchers:
+            self._prefetchers[gpu] = Prefetcher(gpu)
+        return self._prefetchers[gpu]
 
 
 class _Step:
     """The next elements, and their part for each replica."""
 
-    def __init__(self, taken: list[Any], parts: list[_Part]) -> None:
+    def __init__(self, taken: list[Any], parts: list[Any]) -> None:
         self.taken = taken
         self._parts = parts
 
     def hand_over(self) -> Any:
-        return regrouped([part.hand_over() for part in self._parts])
+        parts = self._parts
+        return regrouped([one.hand_over() if isinstance(one, _PartOnGpu) else one for one in parts])
 
 
-class _Part:
+class _PartOnGpu:
     """The part of a step for one replica. Its arrays are being copied to the GPU."""
 
-    def __init__(self, part: Any, courier: Prefetcher) -> None:
+    def __init__(self, part: Any, prefetcher: Prefetcher) -> None:
         self._part = _as_tree(part)
         self._leaves = tree_leaves(self._part)
         arrays = [_as_number(leaf) for leaf in self._leaves]
         self._places = [place for place, array in enumerate(arrays) if array is not None]
-        self._parcel = courier.send([array for array in arrays if array is not None])
+        self._copies = prefetcher.send([array for array in arrays if array is not None])
 
     def hand_over(self) -> Any:
         leaves = list(self._leaves)
-        for place, array in zip(self._places, self._parcel.hand_over(), strict=True):
+        for place, array in zip(self._places, self._copies.hand_over(), strict=True):
             leaves[place] = array
         return with_leaves(self._part, leaves)
 
