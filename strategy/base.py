@@ -44,23 +44,21 @@ class Strategy(ABC):
 
     Args:
         replicas: Number of replicas of each worker.
+
+    Attributes:
+        worker_index: Index of this worker among the workers.
+        num_workers: Number of workers.
+        worker_devices: Name of the device of each replica of this worker.
+        gpus: GPU index of each replica; empty on the CPU.
     """
 
+    worker_index: int
+    num_workers: int
     worker_devices: tuple[str, ...]
     gpus: tuple[int, ...]
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
-
-    @property
-    @abstractmethod
-    def worker_index(self) -> int:
-        """Index of this worker among the workers."""
-
-    @property
-    @abstractmethod
-    def num_workers(self) -> int:
-        """Number of workers."""
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -155,6 +155,8 @@ class ParameterServerStrategy(Strategy):
         sync_mode: The synchronization mode of pushes.
         nan: The policy for gradients that are not finite. ``nan.skipped`` counts skipped pushes.
         compressor: The compression of gradients.
+        worker_index: Index of this worker among the workers.
+        num_workers: Number of workers.
         worker_devices: Name of the device of each replica of this worker.
         parameter_devices: Names of the devices that hold variables: ps tasks, with their GPU if
             any; in local mode the local device.
@@ -245,17 +247,7 @@ class ParameterServerStrategy(Strategy):
     @property
     def is_chief(self) -> bool:
         """True if this worker is the first, which should save and report."""
-        return self._worker == 0
-
-    @property
-    def worker_index(self) -> int:
-        """Index of this worker among the workers."""
-        return self._worker
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers."""
-        return self._workers
+        return self.worker_index == 0
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
@@ -505,7 +497,7 @@ class ParameterServerStrategy(Strategy):
         self._checkpoint_lock = checkpoint_lock_of(host)
         self._connections = self._connections_to(servers, host, mode)
         self._restores = self._connections[0].restores
-        self.sync_mode = sync_mode_of(mode, self._connections, self._worker)
+        self.sync_mode = sync_mode_of(mode, self._connections, self.worker_index)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         self._name_devices(None if alone else (host.job_name, host.task_index), servers)
         self._own_host = own_host
@@ -562,19 +554,19 @@ class ParameterServerStrategy(Strategy):
         me = (host.job_name, host.task_index)
         if me not in workers:
             raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
-        self._worker, self._workers = workers.index(me), len(workers)
+        self.worker_index, self.num_workers = workers.index(me), len(workers)
         wanted = self._gpus_per_worker
         self.gpus = chosen_gpus(wanted, self._replicas, host.cluster_spec, workers, me)
-        self.nan = NanPolicy(self._nan, self._worker)
+        self.nan = NanPolicy(self._nan, self.worker_index)
         name, backups, bound = self._mode
         # If the script of a cluster runs as one process, its only worker cannot be a backup worker.
-        count = None if alone or (self._workers == 1 and not launched()) else self._workers
+        count = None if alone or (self.num_workers == 1 and not launched()) else self.num_workers
         return checked_mode(name, count, backups, bound, str(self.compressor))
 
     def _connections_to(
         self, servers: Mapping[int, int | None], host: Host, mode: pb.Mode
     ) -> list[Connection]:
-        me = (self._worker, self._transport, mode)
+        me = (self.worker_index, self._transport, mode)
         connections: list[Connection] = []
         try:
             for index, gpu in servers.items():
@@ -631,7 +623,7 @@ class ParameterServerStrategy(Strategy):
         index = checkpoint.index_of(path)
         first = self._connections[0].snapshots
         number = self._restores + 1
-        if self._worker:
+        if self.worker_index:
             if index is not None:
                 remotes = self._variables.remotes.copy()
                 known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
@@ -642,7 +634,7 @@ class ParameterServerStrategy(Strategy):
                 work.wait()
             except errors.DeadlineExceededError as error:
                 raise errors.NotFoundError(
-                    f"{path!r} cannot be read by worker {self._worker}, and the chief has not "
+                    f"{path!r} cannot be read by worker {self.worker_index}, and the chief has not "
                     f"restored it in time: {error.message}"
                 ) from error
         else:
@@ -667,16 +659,18 @@ class ParameterServerStrategy(Strategy):
             work.block(min(time.monotonic() + LOOK_S, max(warn_at, time.monotonic() + 1e-3)))
             if not work.is_completed() and self._host.has_left(*chief):
                 raise errors.AbortedError(
-                    f"worker {self._worker} cannot restore {path!r}: the chief, {chief[0]} "
+                    f"worker {self.worker_index} cannot restore {path!r}: the chief, {chief[0]} "
                     f"{chief[1]}, has left the cluster and has not restored it"
                 )
             if not work.is_completed() and time.monotonic() >= warn_at:
                 warn_at = float("inf")
                 logger.warning(
                     "worker %d has waited %g s for the chief (worker 0) to restore %s: all workers "
-                    "must call restore, on strategies of one name", self._worker, settings.stall_s,
+                    "must call restore, on strategies of one name",
+                    self.worker_index,
+                    settings.stall_s,
                     path,
-                )  # fmt: skip
+                )
 
     def _perform_restore(self, path: str, index: bytes | None) -> None:
         """Send the arrays of a checkpoint to the servers, for the variables of all workers."""
