@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
 from strategy.client.changes import Change, arrays_of, entries_of, messages_of
-from strategy.client.pull import Pulls, RemoteVariable
+from strategy.client.pull import RemoteVariable
 from strategy.client.snapshots import Snapshots
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
@@ -29,57 +29,6 @@ from strategy.protocol.push_message import PushMessage, unpack_reply
 from strategy.protocol.rounds import Decision
 
 TRANSPORTS = ("auto", "shared", "rma", "p2p")
-
-
-class Reach:
-    """Access of a worker to the memory of a ps task.
-
-    Args:
-        host: The process of the worker.
-        index: Index of the ps task.
-        transport: One of :data:`TRANSPORTS`.
-
-    Attributes:
-        one_sided: Whether the worker reads the memory by MPI's Get. True only for ps tasks on other
-            nodes with transport ``"rma"``.
-
-    Raises:
-        FailedPreconditionError: The transport is ``"shared"``, but the ps task is on another node.
-    """
-
-    def __init__(self, host: Host, index: int, transport: str) -> None:
-        self._memory = host.memory
-        self._index = index
-        self._transport = transport
-        self._task = f"{host.job_name} {host.task_index}"
-        self.one_sided = transport == "rma" and not host.memory.is_near(index)
-        if transport == "shared" and not host.memory.is_near(index):
-            raise errors.FailedPreconditionError(
-                f"ps {index} is on another node than {self._task}, so transport 'shared' cannot "
-                "read its memory; use 'auto'"
-            )
-
-    def shard(self, layout: Layout, reply: pb.CreateReply) -> ShardView | RmaShardView | None:
-        """Return a new variable's shard; None if the worker must read the variable by messages.
-
-        Raises:
-            FailedPreconditionError: The transport is ``"shared"``, but the memory is not shared.
-        """
-        offsets = (reply.versions_offset, reply.data_offset)
-        if self._transport == "p2p":
-            return None
-        memory = self._memory.map(self._index, reply.segment)
-        if memory is not None:
-            return ShardView(memory, layout, *offsets, self._memory.sync)
-        if self.one_sided:
-            addresses = [reply.address + offset for offset in offsets]
-            return RmaShardView(self._memory, self._index, layout, *addresses)
-        if self._transport == "shared":
-            raise errors.FailedPreconditionError(
-                f"{self._task} cannot map the memory of ps {self._index} (a warning gives the "
-                "reason), as transport 'shared' requires; use 'auto'"
-            )
-        return None
 
 
 Array = NDArray[Any]
@@ -186,6 +135,38 @@ def _in_order(
     )
 
 
+def shard_view(
+    host: Host, index: int, transport: str, layout: Layout, reply: pb.CreateReply
+) -> ShardView | RmaShardView | None:
+    """Return the shard of a new variable. Return None if it must be read by messages.
+
+    Args:
+        host: The place of this process in the cluster.
+        index: Index of the ps task that holds the variable.
+        transport: One of :data:`TRANSPORTS`.
+        layout: Shape and dtype.
+        reply: The reply of the ps task, which says where the variable lies.
+
+    Raises:
+        FailedPreconditionError: The transport is ``"shared"``, but the memory is not shared.
+    """
+    if transport == "p2p":
+        return None
+    offsets = (reply.versions_offset, reply.data_offset)
+    memory = host.memory.map(index, reply.segment)
+    if memory is not None:
+        return ShardView(memory, layout, *offsets, host.memory.sync)
+    if transport == "rma" and not host.memory.is_near(index):
+        addresses = [reply.address + offset for offset in offsets]
+        return RmaShardView(host.memory, index, layout, *addresses)
+    if transport == "shared":
+        raise errors.FailedPreconditionError(
+            f"{host.job_name} {host.task_index} cannot map the memory of ps {index} (a warning "
+            "gives the reason), as transport 'shared' requires; use 'auto'"
+        )
+    return None
+
+
 _MAX_PUSHES = 16  # pushes in flight
 
 LOOK_S = 1.0
@@ -210,7 +191,6 @@ class Connection:
         number: Number of this connection on the server.
         strategy: Name of the strategy.
         metrics: The metrics of the worker.
-        pulls: Pulls by message.
         snapshots: Messages about checkpoints.
         first_step: Number of the worker's first step. Valid for the first server.
         restores: Number of restores that this worker has completed. Valid for the first server.
@@ -240,7 +220,13 @@ class Connection:
         self.index = index
         self._worker = worker
         self.metrics = task_metrics(host.job_name, host.task_index)
-        self._reach = Reach(host, index, transport)
+        self._transport = transport
+        is_near = host.memory.is_near(index)
+        if transport == "shared" and not is_near:
+            raise errors.FailedPreconditionError(
+                f"ps {index} is on another node than {host.job_name} {host.task_index}, so "
+                "transport 'shared' cannot read its memory; use 'auto'"
+            )
         self.siblings: Sequence[Connection] = (self,)
         self.pushing_to_all = threading.RLock()
         self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -250,12 +236,11 @@ class Connection:
         self._under_way: list[Work] = []
         self._sent: deque[tuple[Work, int]] = deque()  # requests of pushes, and their bytes
         asked = pb.AttachRequest(worker=worker, strategy=strategy, mode=mode, gpu=gpu)
-        asked.one_sided = self._reach.one_sided
+        asked.one_sided = transport == "rma" and not is_near
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
         self.first_step, self.restores = reply.step, reply.restores
         self.strategy = strategy
-        self.pulls = Pulls(self)
         self.snapshots = Snapshots(self)
 
     def call(self, method: str, message: Any) -> Reply:
@@ -337,7 +322,7 @@ class Connection:
         )
         reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
         try:
-            shared = self._reach.shard(layout, reply)
+            shared = shard_view(self._host, self.index, self._transport, layout, reply)
         except errors.FailedPreconditionError:
             if reply.must_initialize:
                 self.abandon(reply.variable)

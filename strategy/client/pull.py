@@ -32,111 +32,6 @@ _AHEAD = 4
 _TRIES = 3
 
 
-def is_large(out: Array, ids: Array | None) -> bool:
-    """Return whether a pull is divided into pieces. Pulls of rows are not."""
-    return ids is None and out.nbytes > LARGE_BYTES
-
-
-class Pulls:
-    """Pulls by message over a connection.
-
-    Args:
-        connection: The connection to the server.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def start(self, remote: RemoteVariable, out: Array, ids: Array | None = None) -> Work:
-        """Request a consistent copy of a variable or of some rows.
-
-        Args:
-            remote: The variable.
-            out: C-contiguous array with the shape and dtype of the variable or of the rows.
-            ids: Row numbers; None for all rows.
-
-        Returns:
-            A Work whose result is the version of the copy.
-        """
-        asked = pb.ReadRequest(variable=remote.number)
-        buffers = () if ids is None else (ids,)
-        work = self._connection.start("Read", asked, buffers, into=(out,))
-        return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
-
-    def start_many(self, wanted: Sequence[tuple[RemoteVariable, Array]]) -> Work:
-        """Request consistent copies of several small variables in one message.
-
-        Args:
-            wanted: Pairs of a variable and a C-contiguous array of the same shape and dtype.
-
-        Returns:
-            A Work whose result is the list of the versions of the copies.
-        """
-        asked = pb.ReadManyRequest(variables=[remote.number for remote, _ in wanted])
-        memory = np.empty(sum([out.nbytes for _, out in wanted]), np.uint8)
-
-        def put(reply: Reply) -> list[int]:
-            begin = 0
-            for _, out in wanted:
-                end = begin + out.nbytes
-                out.reshape(-1).view(np.uint8)[:] = memory[begin:end]
-                begin = end
-            return list(pb.ReadManyReply.FromString(reply.body).versions)
-
-        return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
-
-    def in_pieces(self, remote: RemoteVariable, out: Array) -> int:
-        """Pull a consistent copy of a large variable.
-
-        The variable is pulled in pieces, so that the server needs no whole copy for each reader. If
-        a push changes the variable in each of three attempts, the server sends a copy of the whole
-        variable.
-
-        Args:
-            remote: The variable.
-            out: C-contiguous array with the shape and dtype of the variable.
-
-        Returns:
-            The version of the copy.
-        """
-        for _ in range(_TRIES):
-            version = self._read_pieces(remote, out.reshape(-1))
-            if version is not None:
-                return version
-        whole: int = self.start(remote, out).result()
-        return whole
-
-    def _read_pieces(self, remote: RemoteVariable, flat: Array) -> int | None:
-        """Pull all pieces. Return their version, or None if a push came between two pieces."""
-        step = max(_PIECE_BYTES // flat.itemsize, 1)
-        versions: set[int] = set()
-        asked: deque[Work] = deque()
-        try:
-            for start in range(0, flat.size, step):
-                piece = flat[start : start + step]
-                request = pb.ReadRequest(
-                    variable=remote.number, start=start, stop=start + piece.size
-                )
-                asked.append(self._connection.start("Read", request, into=(piece,)))
-                if len(asked) > _AHEAD:
-                    versions.add(_version(asked.popleft()))
-                if len(versions) > 1:
-                    break
-            while asked:
-                versions.add(_version(asked.popleft()))
-        finally:
-            for work in asked:  # late replies would still be written into the array
-                work.block(float("inf"))
-        return versions.pop() if len(versions) == 1 else None
-
-
-def _version(work: Work) -> int:
-    return pb.ReadReply.FromString(work.result().body).version
-
-
-_PULL_TRIES = 3
-
-
 @dataclass(slots=True)
 class RemoteVariable:
     """A worker's handle of a variable, or of a part of a partitioned variable.
@@ -178,15 +73,9 @@ def pull(
         consistent: Whether the copy must have one version. Otherwise each block of 1 MiB may have
             its own version. Must be True for rows.
     """
-    metrics = remote.connection.metrics
-    metrics.values["in_bytes"] += out.nbytes
+    remote.connection.metrics.values["in_bytes"] += out.nbytes
     if not _copied(remote, out, ids, consistent):
-        with metrics.timed("pull by message", "waited_s"):
-            if is_large(out, ids):
-                version = remote.connection.pulls.in_pieces(remote, out)
-            else:
-                version = remote.connection.pulls.start(remote, out, ids).result()
-            remote.seen = remote.known = version
+        _pull_by_message([(remote, out, ids)])
 
 
 def pull_all(
@@ -205,8 +94,7 @@ def pull_all(
     for remote, out, _ in pulls:
         remote.connection.metrics.values["in_bytes"] += out.nbytes
     if left:
-        with left[0][0].connection.metrics.timed("pulls by message", "waited_s"):
-            _ask_for(left)
+        _pull_by_message(left)
 
 
 def pull_into(places: Sequence[tuple[RemoteVariable, Array]], consistent: bool = True) -> None:
@@ -226,28 +114,6 @@ def pull_into(places: Sequence[tuple[RemoteVariable, Array]], consistent: bool =
             view[...] = target
 
 
-def _ask_for(pulls: Sequence[tuple[RemoteVariable, Array, Array | None]]) -> None:
-    small: dict[Connection, list[tuple[RemoteVariable, Array]]] = {}
-    large: list[tuple[RemoteVariable, Array]] = []
-    asked: list[tuple[RemoteVariable, Work]] = []
-    for remote, out, ids in pulls:
-        connection = remote.connection
-        if is_large(out, ids):
-            large.append((remote, out))
-        elif ids is None and out.nbytes < SMALL_BYTES:
-            small.setdefault(connection, []).append((remote, out))
-        else:
-            asked.append((remote, connection.pulls.start(remote, out, ids)))
-    together = [(wanted, one.pulls.start_many(wanted)) for one, wanted in small.items()]
-    for remote, out in large:
-        remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
-    for remote, work in asked:
-        remote.seen = remote.known = work.result()
-    for wanted, work in together:
-        for (remote, _), version in zip(wanted, work.result(), strict=True):
-            remote.seen = remote.known = version
-
-
 def _copied(remote: RemoteVariable, out: Array, ids: Array | None, consistent: bool) -> bool:
     """Copy a variable without messages, if possible. Return whether it was copied."""
     remote.connection.settle()
@@ -257,9 +123,119 @@ def _copied(remote: RemoteVariable, out: Array, ids: Array | None, consistent: b
     if not consistent:
         shared.read_blocks(out)
         return True
-    for _ in range(_PULL_TRIES):
+    for _ in range(_TRIES):
         version = shared.try_read(out, ids)
         if version is not None:
             remote.seen = remote.known = version
             return True
     return False
+
+
+def _pull_by_message(pulls: Sequence[tuple[RemoteVariable, Array, Array | None]]) -> None:
+    small: dict[Connection, list[tuple[RemoteVariable, Array]]] = {}
+    large: list[tuple[RemoteVariable, Array]] = []
+    asked: list[tuple[RemoteVariable, Work]] = []
+    with pulls[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+        for remote, out, ids in pulls:
+            if ids is None and out.nbytes > LARGE_BYTES:
+                large.append((remote, out))
+            elif ids is None and out.nbytes < SMALL_BYTES and len(pulls) > 1:
+                small.setdefault(remote.connection, []).append((remote, out))
+            else:
+                asked.append((remote, request(remote, out, ids)))
+        together = [(wanted, request_many(wanted)) for wanted in small.values()]
+        for remote, out in large:
+            remote.seen = remote.known = read_in_pieces(remote, out)
+        for remote, work in asked:
+            remote.seen = remote.known = work.result()
+        for wanted, work in together:
+            for (remote, _), version in zip(wanted, work.result(), strict=True):
+                remote.seen = remote.known = version
+
+
+def request(remote: RemoteVariable, out: Array, ids: Array | None = None) -> Work:
+    """Request a consistent copy of a variable or of some rows.
+
+    Args:
+        remote: The variable.
+        out: C-contiguous array with the shape and dtype of the variable or of the rows.
+        ids: Row numbers; None for all rows.
+
+    Returns:
+        A Work whose result is the version of the copy.
+    """
+    asked = pb.ReadRequest(variable=remote.number)
+    buffers = () if ids is None else (ids,)
+    return remote.connection.start("Read", asked, buffers, into=(out,)).then(_version)
+
+
+def request_many(wanted: Sequence[tuple[RemoteVariable, Array]]) -> Work:
+    """Request consistent copies of several small variables of a server in one message.
+
+    Args:
+        wanted: Pairs of a variable and a C-contiguous array of the same shape and dtype.
+
+    Returns:
+        A Work whose result is the list of the versions of the copies.
+    """
+    asked = pb.ReadManyRequest(variables=[remote.number for remote, _ in wanted])
+    memory = np.empty(sum([out.nbytes for _, out in wanted]), np.uint8)
+
+    def put(reply: Reply) -> list[int]:
+        begin = 0
+        for _, out in wanted:
+            end = begin + out.nbytes
+            out.reshape(-1).view(np.uint8)[:] = memory[begin:end]
+            begin = end
+        return list(pb.ReadManyReply.FromString(reply.body).versions)
+
+    return wanted[0][0].connection.start("ReadMany", asked, into=(memory,)).then(put)
+
+
+def read_in_pieces(remote: RemoteVariable, out: Array) -> int:
+    """Pull a consistent copy of a large variable.
+
+    The variable is pulled in pieces, so that the server needs no whole copy for each reader. If a
+    push changes the variable in each of three attempts, the server sends a copy of the whole
+    variable.
+
+    Args:
+        remote: The variable.
+        out: C-contiguous array with the shape and dtype of the variable.
+
+    Returns:
+        The version of the copy.
+    """
+    for _ in range(_TRIES):
+        version = _read_pieces(remote, out.reshape(-1))
+        if version is not None:
+            return version
+    whole: int = request(remote, out).result()
+    return whole
+
+
+def _read_pieces(remote: RemoteVariable, flat: Array) -> int | None:
+    """Pull all pieces. Return their version, or None if a push came between two pieces."""
+    step = max(_PIECE_BYTES // flat.itemsize, 1)
+    versions: set[int] = set()
+    asked: deque[Work] = deque()
+    try:
+        for start in range(0, flat.size, step):
+            piece = flat[start : start + step]
+            part = pb.ReadRequest(variable=remote.number, start=start, stop=start + piece.size)
+            asked.append(remote.connection.start("Read", part, into=(piece,)).then(_version))
+            if len(asked) > _AHEAD:
+                versions.add(asked.popleft().result())
+            if len(versions) > 1:
+                break
+        while asked:
+            versions.add(asked.popleft().result())
+    finally:
+        for work in asked:  # late replies would still be written into the array
+            work.block(float("inf"))
+    return versions.pop() if len(versions) == 1 else None
+
+
+def _version(reply: Reply) -> int:
+    version: int = pb.ReadReply.FromString(reply.body).version
+    return version

@@ -189,7 +189,7 @@ def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, f
             asked.append(work)
             return work
 
-    read, one = client_pull.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
+    one = SimpleNamespace(number=0, connection=Connection())
     with pytest.raises(errors.ResourceExhaustedError, match="a piece"):
-        read(one, np.empty(SIZE))
+        client_pull.read_in_pieces(one, np.empty(SIZE))
     assert all(work.is_completed() for work in asked)

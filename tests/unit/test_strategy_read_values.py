@@ -11,6 +11,7 @@ from _cases.servers import Cluster, variable
 from mpidist import errors
 from strategy import get_variable, optimizers, read_values
 from strategy.client import pull as client_pull
+from strategy.client.connection import Connection
 from strategy.partitioners import fixed_size_partitioner
 from strategy.proto import parameter_server_pb2 as pb
 
@@ -44,18 +45,14 @@ def some(strategy):
 def asked(make, monkeypatch):
     """The methods that are asked of servers."""
     methods = []
-    start = client_pull.Pulls.start, client_pull.Pulls.start_many
+    start = Connection.start
 
-    def one(self, *arguments):
-        methods.append("Read")
-        return start[0](self, *arguments)
+    def noted(self, method, message, *arguments, **options):
+        many = f" {len(message.variables)}" if method == "ReadMany" else ""
+        methods.append(f"{method}{many}")
+        return start(self, method, message, *arguments, **options)
 
-    def many(self, wanted):
-        methods.append(f"ReadMany {len(wanted)}")
-        return start[1](self, wanted)
-
-    monkeypatch.setattr(client_pull.Pulls, "start", one)
-    monkeypatch.setattr(client_pull.Pulls, "start_many", many)
+    monkeypatch.setattr(Connection, "start", noted)
     return methods
 
 

@@ -17,6 +17,7 @@ from strategy import (
     get_variable,
     optimizers,
 )
+from strategy.client import pull as client_pull
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol import rows as shared_rows
 from strategy.protocol.rows import merged
@@ -264,7 +265,7 @@ def test_a_server_checks_rows_itself(strategy):
     for ids in ([5], [-1]):
         numbers = np.array(ids)
         with pytest.raises(InvalidArgumentError, match="has not all rows"):
-            connection.pulls.start(v.remotes[0], np.empty((1, 2)), numbers).result()
+            client_pull.request(v.remotes[0], np.empty((1, 2)), numbers).result()
         (change,) = v.changes(IndexedSlices(np.ones((1, 2)), [0]), lambda _: pb.ADD)
         change.ids = numbers
         with pytest.raises(InvalidArgumentError, match="has not all rows"):
