@@ -70,8 +70,27 @@ def parse(name: str) -> Device:
 Place = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], int]
 """A function of the name, shape and dtype of a new variable that returns the index of a ps task."""
 
-PLACEMENTS = ("bytes", "round_robin", "hash")
 
+def _by_bytes(name: str, loads: Sequence[int], count: int) -> int:
+    """Return the server with the fewest bytes so far; the first one in a tie."""
+    return loads.index(min(loads))
+
+
+def _in_turn(name: str, loads: Sequence[int], count: int) -> int:
+    """Return the next server in round-robin order, as TensorFlow does."""
+    return count % len(loads)
+
+
+def _by_name(name: str, loads: Sequence[int], count: int) -> int:
+    """Return a server by a hash of the name, independent of other variables."""
+    digest = md5(name.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big") % len(loads)
+
+
+# Functions of a name, the bytes on each server and the number of variables so far.
+_POLICIES = {"bytes": _by_bytes, "round_robin": _in_turn, "hash": _by_name}
+
+PLACEMENTS = tuple(_POLICIES)
 
 # Report an imbalance above both: this multiple of the mean, and this many bytes beyond the mean.
 _UNEVEN, _UNEVEN_BYTES = 1.5, 1 << 20
@@ -92,19 +111,14 @@ class Placement:
     """
 
     def __init__(self, placement: str | Place | None, servers: int, alone: bool = False) -> None:
-        placement = PLACEMENTS[0] if placement is None else placement
-        own: dict[str, Place] = dict(
-            zip(PLACEMENTS, (self._by_bytes, self._in_turn, self._by_name), strict=True)
-        )
+        placement = "bytes" if placement is None else placement
         if isinstance(placement, str):
-            if placement not in own:
+            if placement not in _POLICIES:
                 known = ", ".join(map(repr, PLACEMENTS))
                 raise ValueError(f"unknown placement {placement!r}; the known ones are {known}")
-            self._choose = own[placement]
-        elif callable(placement):
-            self._choose = placement
-        else:
+        elif not callable(placement):
             raise TypeError(f"a placement is one of {PLACEMENTS} or a function, not {placement!r}")
+        self._placement = placement
         self._loads = [0] * servers
         self._alone = alone
         self._count = 0
@@ -135,47 +149,32 @@ class Placement:
             ValueError: The user's function returns an index that does not exist.
         """
         servers: list[int] = []
-        try:
-            for name, layout in parts:
-                servers.append(self._choose_one(name, layout))
-                self.note(servers[-1], layout)  # counts for the next part
-        finally:
-            for server, (_, layout) in zip(servers, parts, strict=False):
-                self._forget(server, layout)
+        loads = self._loads.copy()  # with the earlier parts, which may never be created
+        for name, layout in parts:
+            servers.append(self._choose_one(name, layout, loads, self._count + len(servers)))
+            loads[servers[-1]] += _load(layout)
         return servers
-
-    def _choose_one(self, name: str, layout: Layout) -> int:
-        server = self._choose(name, layout.shape, layout.dtype)
-        if isinstance(server, bool) or not isinstance(server, int | np.integer):
-            raise TypeError(f"the placement of variable {name!r} gives {server!r}, no index")
-        if self._alone and server >= len(self._loads):
-            server = len(self._loads) - 1
-        if not 0 <= server < len(self._loads):
-            raise ValueError(
-                f"the placement of variable {name!r} gives ps {server}, and there are "
-                f"{len(self._loads)}"
-            )
-        return int(server)
 
     def note(self, server: int, layout: Layout) -> None:
         """Count a variable that was created on a ps task."""
-        # A server of many tiny variables is not idle, so count 64 bytes of overhead for each.
-        self._loads[server] += layout.data_bytes + 64
+        self._loads[server] += _load(layout)
         self._count += 1
 
-    def _forget(self, server: int, layout: Layout) -> None:
-        self._loads[server] -= layout.data_bytes + 64
-        self._count -= 1
+    def _choose_one(self, name: str, layout: Layout, loads: Sequence[int], count: int) -> int:
+        if isinstance(self._placement, str):
+            return _POLICIES[self._placement](name, loads, count)
+        server = self._placement(name, layout.shape, layout.dtype)
+        if isinstance(server, bool) or not isinstance(server, int | np.integer):
+            raise TypeError(f"the placement of variable {name!r} gives {server!r}, no index")
+        if self._alone and server >= len(loads):
+            server = len(loads) - 1
+        if not 0 <= server < len(loads):
+            raise ValueError(
+                f"the placement of variable {name!r} gives ps {server}, and there are {len(loads)}"
+            )
+        return int(server)
 
-    def _by_bytes(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """Return the server with the fewest bytes so far; the first one in a tie."""
-        return min(range(len(self._loads)), key=self._loads.__getitem__)
 
-    def _in_turn(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """Return the next server in round-robin order, as TensorFlow does."""
-        return self._count % len(self._loads)
-
-    def _by_name(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """Return a server by a hash of the name, independent of other variables."""
-        digest = md5(name.encode(), usedforsecurity=False).digest()
-        return int.from_bytes(digest, "big") % len(self._loads)
+def _load(layout: Layout) -> int:
+    # A server of many tiny variables is not idle, so count 64 bytes of overhead for each.
+    return layout.data_bytes + 64

@@ -78,8 +78,7 @@ class ReplicaContext:
             Exception: The error of the function, on all replicas.
         """
         given = (merge_fn, tuple(args), dict(kwargs or {}))
-        made = handed_over(self.gpu)
-        return self._together.merge(self.strategy, self.replica_id_in_sync_group, given, made)
+        return self._together.merge(self.replica_id_in_sync_group, given, handed_over(self.gpu))
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
         """Return the sum or mean of all replicas' values. Every replica must call this method.
@@ -187,7 +186,7 @@ def call_for_each_replica(
         Exception: The error of the first replica that failed.
     """
     count = strategy.num_replicas_in_sync
-    together = _Together(count)
+    together = _Together(strategy)
 
     def call(number: int) -> Any:
         context = ReplicaContext(strategy, together, number)
@@ -248,11 +247,12 @@ class _Together:
     """The state that the replicas of one call share.
 
     Args:
-        count: Number of replicas.
+        strategy: The strategy of the replicas.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self.count = strategy.num_replicas_in_sync
+        self._strategy = strategy
         self.created: dict[str, Variable] = {}
         self.creating = threading.RLock()
         self.first_problem: BaseException | None = None
@@ -265,7 +265,6 @@ class _Together:
 
     def merge(
         self,
-        strategy: ParameterServerStrategy,
         number: int,
         given: tuple[Any, tuple[Any, ...], dict[str, Any]],
         made: Handed | None,
@@ -276,7 +275,7 @@ class _Together:
             self._given[number] = given
             self._made.append(made)
             if len(self._given) == self.count:
-                self._carry_out(strategy)
+                self._carry_out()
             else:
                 self._changed.wait_for(lambda: self._round != this or self._ended)
             if self._round == this:
@@ -297,15 +296,16 @@ class _Together:
             self._ended += 1
             self._changed.notify_all()
 
-    def _carry_out(self, strategy: ParameterServerStrategy) -> None:
+    def _carry_out(self) -> None:
         given = [self._given[number] for number in range(self.count)]
         self._given = {}
         made, self._made = self._made, []
         self._round += 1
         try:
             go_behind(made)
-            value = _merged(strategy, given)
-            self._outcome = (value, None, [handed_over(gpu) for gpu in sorted(set(strategy.gpus))])
+            value = _merged(self._strategy, given)
+            events = [handed_over(gpu) for gpu in sorted(set(self._strategy.gpus))]
+            self._outcome = (value, None, events)
         except BaseException as error:  # Ctrl-C, too, must not leave an earlier outcome
             self._outcome = (None, error, [])
         self._changed.notify_all()

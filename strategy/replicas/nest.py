@@ -113,7 +113,7 @@ def _is_alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return list(one) == list(other) or set(one) == set(other)
+        return set(one) == set(other)
     return _keys(one) == _keys(other)
 
 
