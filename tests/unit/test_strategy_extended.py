@@ -286,7 +286,9 @@ class TestInput:
     def test_batches_are_divided_among_replicas(self, make):
         strategy = make(2)
         batches = [{"x": np.arange(5), "y": (np.ones((4, 1)), np.ones(2))}]
-        (element,) = strategy.experimental_distribute_dataset(batches)
+        given = strategy.experimental_distribute_dataset(batches)
+        (element,) = given
+        assert len(given) == 1
         first, second = element["x"].values
         assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3, 4])
         assert [part.shape for part in element["y"][0].values] == [(2, 1), (2, 1)]
