@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import types
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,6 @@ from strategy.client.changes import Change, converted, entries_of, global_norm
 from strategy.client.connection import Connection, PushResult
 from strategy.client.pull import RemoteVariable
 from strategy.client.sync_modes import SyncMode
-from strategy.described import described
 from strategy.optimizers import Applied, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.layout import FLOATING
@@ -29,7 +30,7 @@ from strategy.protocol.push_message import JOINED_BYTES, ONE
 from strategy.replicas.context import current_replica
 from strategy.replicas.gpu import leaving, usable_elsewhere
 from strategy.replicas.reduce import PerReplica, reduced
-from strategy.schedules import Schedule
+from strategy.schedules import Schedule, described
 from strategy.variable import Variable
 
 logger = logging.getLogger(__name__)
@@ -570,11 +571,24 @@ def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) ->
     ]
     numbers: Any = optimizer.hyperparameters
     if isinstance(optimizer, Function):
-        numbers = f"{described(optimizer.update)} and slots {optimizer.slots()}"
+        numbers = f"{_described_function(optimizer.update)} and slots {optimizer.slots()}"
     shown = f"learning rate {rate!r}"
     if callable(rate):
         shown = f"learning rate schedule {described(rate)}"
     return f"{names} for {type(optimizer).__name__} {optimizer.name!r} with {numbers}, {shown}"
+
+
+def _described_function(function: Callable[..., Any]) -> str:
+    """Describe a function by its module and name, and by a checksum if its code is in Python."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{function.__module__}.{name}"
+    # The repr of code has an address, and the order of a set differs between processes.
+    plain = [each for each in code.co_consts if not isinstance(each, types.CodeType | frozenset)]
+    text = repr((code.co_names, plain)).encode(errors="surrogatepass")
+    checksum = zlib.crc32(text, zlib.crc32(code.co_code))
+    return f"{function.__module__}.{name} (code {checksum:08x})"
 
 
 def gradient_changes(

@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpidist import Work, errors
-from strategy.described import described
 from strategy.rules import Formula, Shape
-from strategy.schedules import Schedule
+from strategy.schedules import Schedule, name_of
 
 __all__ = [
     "SGD",
@@ -136,7 +135,8 @@ class Optimizer:
         learning_rate: A number, at least 0, or a schedule: a function from the number of earlier
             updates of the variable by optimizers of this name to a learning rate; see
             :mod:`strategy.schedules`. The schedule is pickled by cloudpickle, and called on the ps
-            tasks.
+            tasks. In mode ``"sync"`` workers call it, too: they compare its rates after 0, 1, 10,
+            ... 100,000 updates.
         clipnorm: Limit for the norm of each gradient. Larger gradients are scaled down. In mode
             ``"sync"`` each worker clips its own gradients, before their mean is taken.
         global_clipnorm: As ``clipnorm``, for the norm of all gradients of an ``apply_gradients``
@@ -281,7 +281,7 @@ class Optimizer:
 
     def __repr__(self) -> str:
         rate = self.learning_rate
-        shown = {"learning_rate": described(rate) if callable(rate) else f"{rate:g}"}
+        shown = {"learning_rate": name_of(rate) if callable(rate) else f"{rate:g}"}
         shown |= {name: f"{value:g}" for name, value in self.hyperparameters.items()}
         clipped = {name: getattr(self, name) for name in self._common[1:4]}
         shown |= {name: f"{limit:g}" for name, limit in clipped.items() if limit is not None}

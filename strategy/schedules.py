@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 Schedule = Callable[[int], float]
 
+_SAMPLES = (0, *(10**power for power in range(6)))  # from the first update to 100,000
+
 
 @dataclass(frozen=True)
 class ExponentialDecay:
@@ -151,6 +153,35 @@ class PiecewiseConstantDecay:
     def __call__(self, step: int) -> float:
         """Return the learning rate after ``step`` updates."""
         return float(self.values[bisect.bisect_left(self.boundaries, step)])
+
+
+def name_of(schedule: Schedule) -> str:
+    """Return the repr of a schedule of this module, or the qualified name of another function."""
+    if type(schedule).__module__ == __name__:
+        return repr(schedule)
+    name: str = getattr(schedule, "__qualname__", type(schedule).__qualname__)
+    return name
+
+
+def described(schedule: Schedule) -> str:
+    """Describe a schedule by its name and its rates after 0, 1, 10, ... 100,000 updates.
+
+    Workers compare the rates and not the code, because equal schedules may be different objects.
+    Nine digits hide differences between the math libraries of hosts.
+    """
+    rates = ", ".join([_rate_text(schedule, step) for step in _SAMPLES])
+    return f"{name_of(schedule)} with rates {rates} after 0, 1, 10, ... {_SAMPLES[-1]} updates"
+
+
+def _rate_text(schedule: Schedule, step: int) -> str:
+    """Return the learning rate after ``step`` updates. Return the class of an error in its place.
+
+    The ps task reports the error if it calls the schedule for this step.
+    """
+    try:
+        return f"{float(schedule(step)):.9g}"
+    except (Exception, SystemExit) as error:  # the ps task also reports a schedule that exits
+        return type(error).__name__
 
 
 def _check_steps(steps: int) -> None:

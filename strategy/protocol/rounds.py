@@ -5,16 +5,11 @@ The first server decides for all servers. Workers that have left do not count.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")  # the request of a waiting worker
-
-# The parts of an optimizer's description: its learning rate schedule, and the code of it.
-_SCHEDULE = ", learning rate schedule "
-_CODE = re.compile(r"(\S+) \(code ([0-9a-f]{8})\)")
 
 
 @dataclass(frozen=True)
@@ -113,29 +108,15 @@ class Rounds(Generic[T]):
         if other is not None:
             problem = (
                 f"in step {self._step} worker {first} gives gradients of {given[first]}, and "
-                f"worker {other} of {given[other]}: {_difference(given[first], given[other])}in "
-                "mode 'sync' all workers must give gradients of the same variables in the same "
-                "order, for the same optimizer"
+                f"worker {other} of {given[other]}: in mode 'sync' all workers must give "
+                "gradients of the same variables in the same order, for the same optimizer with "
+                "the same learning rates"
             )
             return [(one, Decision(self._step, (), problem)) for one in waiting.values()]
         decision = Decision(self._step, tuple(sorted(given)))
         self._step += 1 if given else 0
         nothing = Decision(self._step, ())
         return [(one, decision if worker in given else nothing) for worker, one in waiting.items()]
-
-
-def _difference(one: str, other: str) -> str:
-    """Describe how two learning rate schedules differ; empty if the rest differs, too."""
-    if one.partition(_SCHEDULE)[0] != other.partition(_SCHEDULE)[0]:
-        return ""
-    if _CODE.sub(r"\1", one) != _CODE.sub(r"\1", other):
-        return "the learning rate schedules differ; "
-    pairs = zip(_CODE.findall(one), _CODE.findall(other), strict=True)
-    names = dict.fromkeys(name for (name, own), (_, others) in pairs if own != others)
-    return (
-        f"the learning rate schedules differ in the code of {' and '.join(names)}, in its "
-        "constants, or in globals or classes that it uses; "
-    )
 
 
 class Clocks(Generic[T]):
