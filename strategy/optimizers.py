@@ -70,53 +70,36 @@ def _check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
-def _check_positive(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, not {value!r}")
+@dataclass(frozen=True)
+class _Range:
+    """A condition on numbers of an optimizer. Called with a default, it makes a checked field.
+
+    Attributes:
+        must: The condition, for messages.
+        holds: Returns whether a number meets the condition.
+    """
+
+    must: str
+    holds: Callable[[float], bool]
+
+    def __call__(self, default: float) -> float:
+        made: float = field(default=default, metadata={"check": self.check})
+        return made
+
+    def check(self, name: str, value: Any) -> None:
+        _check_number(name, value)
+        if not self.holds(value):
+            raise ValueError(f"{name} must {self.must}, not {value!r}")
 
 
-def _check_not_negative(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not value >= 0:
-        raise ValueError(f"{name} must not be negative, not {value!r}")
-
-
-def _check_not_positive(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not value <= 0:
-        raise ValueError(f"{name} must not be positive, not {value!r}")
-
-
-def _check_fraction(name: str, value: float) -> None:
-    _check_number(name, value)
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), not {value!r}")
-
-
-def _number(default: float, check: Callable[[str, float], None]) -> float:
-    """Return a field for a number that is checked when an optimizer is made."""
-    made: float = field(default=default, metadata={"check": check})
-    return made
-
-
-def _positive(default: float) -> float:
-    """Return a field for a positive number."""
-    return _number(default, _check_positive)
-
-
-def _not_negative(default: float) -> float:
-    """Return a field for a number that is not negative."""
-    return _number(default, _check_not_negative)
-
-
-def _fraction(default: float) -> float:
-    """Return a field for a number in [0, 1)."""
-    return _number(default, _check_fraction)
+_positive = _Range("be positive", lambda value: value > 0)
+_not_negative = _Range("not be negative", lambda value: value >= 0)
+_not_positive = _Range("not be positive", lambda value: value <= 0)
+_fraction = _Range("be in [0, 1)", lambda value: 0 <= value < 1)
 
 
 def _flag(default: bool) -> bool:
-    """Return a field for a choice."""
+    """Return a checked field for a choice."""
     made: bool = field(default=default, metadata={"check": _check_flag})
     return made
 
@@ -160,6 +143,8 @@ class Optimizer:
     needs_all: ClassVar[bool] = False
     """True if the formula needs all elements of a variable, for example a norm."""
 
+    _slots: ClassVar[Slots] = ()
+    _formula: ClassVar[Formula]
     _common: ClassVar = ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue", "name")
 
     def __post_init__(self) -> None:
@@ -169,7 +154,7 @@ class Optimizer:
         if len(given) > 1:
             raise ValueError(f"give clipnorm, global_clipnorm or clipvalue, not {given}")
         for name in given:
-            _check_positive(name, getattr(self, name))
+            _positive.check(name, getattr(self, name))
         for one in fields(self):
             check = one.metadata.get("check")
             if check is not None:
@@ -253,7 +238,7 @@ class Optimizer:
 
     def slots(self) -> Slots:
         """Return the names of the arrays that the optimizer keeps beside each variable."""
-        return ()
+        return self._slots
 
     def slot_shapes(self, shape: Shape) -> Sequence[Shape]:
         """Return the shape of each slot for the shape of a variable.
@@ -268,7 +253,7 @@ class Optimizer:
 
     def formula(self) -> Formula:
         """Return the update rule. Formulas are functions of this module."""
-        raise NotImplementedError
+        return self._formula
 
     def numbers(self, rate: float, step: int) -> Numbers:
         """Return the last arguments of the formula.
@@ -549,15 +534,11 @@ class Adagrad(Optimizer):
     initial_accumulator_value: float = _not_negative(0.1)
     epsilon: float = _positive(1e-7)
     weight_decay: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("accumulator",)
+    _slots: ClassVar[Slots] = ("accumulator",)
+    _formula: ClassVar[Formula] = staticmethod(_adagrad)
 
     def initial(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator_value}
-
-    def formula(self) -> Formula:
-        return _adagrad
 
     def numbers(self, rate: float, step: int) -> Numbers:
         return rate, self.weight_decay, self.epsilon
@@ -580,12 +561,8 @@ class Adadelta(Optimizer):
     rho: float = _fraction(0.95)
     epsilon: float = _positive(1e-7)
     weight_decay: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("squares", "deltas")
-
-    def formula(self) -> Formula:
-        return _adadelta
+    _slots: ClassVar[Slots] = ("squares", "deltas")
+    _formula: ClassVar[Formula] = staticmethod(_adadelta)
 
     def numbers(self, rate: float, step: int) -> Numbers:
         return rate, self.weight_decay, self.epsilon, self.rho, 1.0 - self.rho
@@ -639,9 +616,7 @@ class _Moments(Optimizer):
     beta_2: float = _fraction(0.999)
     epsilon: float = _positive(1e-7)
     weight_decay: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("m", "v")
+    _slots: ClassVar[Slots] = ("m", "v")
 
     def _betas(self) -> Numbers:
         return (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
@@ -712,11 +687,8 @@ class Adamax(_Moments):
     The other arguments are those of :class:`Optimizer`.
     """
 
-    def slots(self) -> Slots:
-        return ("m", "largest")
-
-    def formula(self) -> Formula:
-        return _adamax
+    _slots: ClassVar[Slots] = ("m", "largest")
+    _formula: ClassVar[Formula] = staticmethod(_adamax)
 
     def numbers(self, rate: float, step: int) -> Numbers:
         rate = rate / (1.0 - self.beta_1**step)
@@ -738,9 +710,7 @@ class Nadam(_Moments):
     """
 
     momentum_decay: float = _not_negative(0.004)
-
-    def formula(self) -> Formula:
-        return _nadam
+    _formula: ClassVar[Formula] = staticmethod(_nadam)
 
     def numbers(self, rate: float, step: int) -> Numbers:
         # The product of all momenta. Each of the first hundred is below 0.54 with the default
@@ -779,9 +749,7 @@ class Lamb(_Moments):
 
     epsilon: float = _positive(1e-6)
     needs_all: ClassVar[bool] = True
-
-    def formula(self) -> Formula:
-        return _lamb
+    _formula: ClassVar[Formula] = staticmethod(_lamb)
 
     def numbers(self, rate: float, step: int) -> Numbers:
         corrections = 1.0 / (1.0 - self.beta_1**step), 1.0 / (1.0 - self.beta_2**step)
@@ -814,23 +782,19 @@ class Adafactor(Optimizer):
     """
 
     learning_rate: float | Schedule = 0.01
-    beta_2_decay: float = _number(-0.8, _check_not_positive)
+    beta_2_decay: float = _not_positive(-0.8)
     epsilon_1: float = _not_negative(0.0)
     epsilon_2: float = _positive(1e-3)
     clip_threshold: float = _positive(1.0)
     weight_decay: float = _not_negative(0.0)
     needs_all: ClassVar[bool] = True
-
-    def slots(self) -> Slots:
-        return ("row_squares", "column_squares")
+    _slots: ClassVar[Slots] = ("row_squares", "column_squares")
+    _formula: ClassVar[Formula] = staticmethod(_adafactor)
 
     def slot_shapes(self, shape: Shape) -> Sequence[Shape]:
         if len(shape) < 2:
             return shape, (0,)
         return (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
-
-    def formula(self) -> Formula:
-        return _adafactor
 
     def numbers(self, rate: float, step: int) -> Numbers:
         shrink = 1.0 - rate * self.weight_decay
@@ -858,12 +822,8 @@ class Lion(Optimizer):
     beta_1: float = _fraction(0.9)
     beta_2: float = _fraction(0.99)
     weight_decay: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("momentum",)
-
-    def formula(self) -> Formula:
-        return _lion
+    _slots: ClassVar[Slots] = ("momentum",)
+    _formula: ClassVar[Formula] = staticmethod(_lion)
 
     def numbers(self, rate: float, step: int) -> Numbers:
         shrink = 1.0 - rate * self.weight_decay
@@ -890,15 +850,11 @@ class Ftrl(Optimizer):
     l2: float = _not_negative(0.0)
     l2_shrinkage: float = _not_negative(0.0)
     beta: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("accumulator", "linear")
+    _slots: ClassVar[Slots] = ("accumulator", "linear")
+    _formula: ClassVar[Formula] = staticmethod(_ftrl)
 
     def initial(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator_value}
-
-    def formula(self) -> Formula:
-        return _ftrl
 
     def numbers(self, rate: float, step: int) -> Numbers:
         least = float(np.finfo(np.float32).tiny)
