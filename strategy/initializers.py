@@ -27,28 +27,13 @@ Array = NDArray[Any]
 Initializer = Callable[..., Array]
 
 
-def zeros(
-    shape: Shape,
-    dtype: np.dtype[Any],
-    partition_shape: Shape | None = None,
-    partition_offset: Shape = (),
-) -> Array:
-    """Return an array of zeros."""
-    return np.zeros(shape if partition_shape is None else partition_shape, dtype)
+def _by_parts(make: Callable[[Shape, np.dtype[Any], Shape, Shape], Array]) -> Initializer:
+    """Return an initializer that computes the whole variable, or only one part.
 
-
-def ones(
-    shape: Shape,
-    dtype: np.dtype[Any],
-    partition_shape: Shape | None = None,
-    partition_offset: Shape = (),
-) -> Array:
-    """Return an array of ones."""
-    return np.ones(shape if partition_shape is None else partition_shape, dtype)
-
-
-def constant(value: float = 0) -> Initializer:
-    """Return an initializer with one value, which must fit the dtype of the variable."""
+    Args:
+        make: Called with the shape of the result, the dtype, the shape of the whole variable, and
+            the offset of the part.
+    """
 
     def initialize(
         shape: Shape,
@@ -56,10 +41,35 @@ def constant(value: float = 0) -> Initializer:
         partition_shape: Shape | None = None,
         partition_offset: Shape = (),
     ) -> Array:
-        own = in_dtype(value, dtype)
-        return np.full(shape if partition_shape is None else partition_shape, own, dtype)
+        return make(
+            shape if partition_shape is None else partition_shape, dtype, shape, partition_offset
+        )
 
+    # functools.wraps would also make inspect.signature show the arguments of make.
+    initialize.__name__ = initialize.__qualname__ = make.__name__
+    initialize.__doc__ = make.__doc__
     return initialize
+
+
+@_by_parts
+def zeros(size: Shape, dtype: np.dtype[Any], shape: Shape, offset: Shape) -> Array:
+    """Return an array of zeros."""
+    return np.zeros(size, dtype)
+
+
+@_by_parts
+def ones(size: Shape, dtype: np.dtype[Any], shape: Shape, offset: Shape) -> Array:
+    """Return an array of ones."""
+    return np.ones(size, dtype)
+
+
+def constant(value: float = 0) -> Initializer:
+    """Return an initializer with one value, which must fit the dtype of the variable."""
+
+    def make(size: Shape, dtype: np.dtype[Any], shape: Shape, offset: Shape) -> Array:
+        return np.full(size, in_dtype(value, dtype), dtype)
+
+    return _by_parts(make)
 
 
 def random_uniform(
@@ -69,7 +79,7 @@ def random_uniform(
 
     Without a seed, the values differ at each call.
     """
-    return _of_elements(lambda size, random: random.uniform(minval, maxval, size), seed)
+    return _of_elements(lambda size, random, _: random.uniform(minval, maxval, size), seed)
 
 
 def random_normal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> Initializer:
@@ -77,7 +87,7 @@ def random_normal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = No
 
     Without a seed, the values differ at each call.
     """
-    return _of_elements(lambda size, random: mean + stddev * random.standard_normal(size), seed)
+    return _of_elements(lambda size, random, _: mean + stddev * random.standard_normal(size), seed)
 
 
 def truncated_normal(
@@ -87,7 +97,7 @@ def truncated_normal(
 
     Values outside are drawn again. Without a seed, the values differ at each call.
     """
-    return _of_elements(lambda size, random: mean + stddev * _within_two(size, random), seed)
+    return _of_elements(lambda size, random, _: mean + stddev * _within_two(size, random), seed)
 
 
 def orthogonal(gain: float = 1.0, seed: int | None = None) -> Initializer:
@@ -148,26 +158,18 @@ def variance_scaling(
             f"and {_DISTRIBUTIONS}"
         )
 
-    def initialize(
-        shape: Shape,
-        dtype: np.dtype[Any],
-        partition_shape: Shape | None = None,
-        partition_offset: Shape = (),
-    ) -> Array:
+    def draw(size: Shape, random: np.random.Generator, shape: Shape) -> Array:
         fan_in, fan_out = _fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
         deviation = math.sqrt(scale / max(n, 1))
-        # Each part of a variable has random numbers of its own.
-        generator = np.random.default_rng(None if seed is None else (seed, *partition_offset))
-        size = shape if partition_shape is None else partition_shape
         if distribution == "normal":
-            return (generator.standard_normal(size) * deviation).astype(dtype)
+            return random.standard_normal(size) * deviation
         if distribution == "truncated_normal":
-            return (_within_two(size, generator) * deviation / _DEVIATION).astype(dtype)
+            return _within_two(size, random) * deviation / _DEVIATION
         limit = deviation * math.sqrt(3)
-        return generator.uniform(-limit, limit, size).astype(dtype)
+        return random.uniform(-limit, limit, size)
 
-    return initialize
+    return _of_elements(draw, seed)
 
 
 def glorot_uniform(seed: int | None = None) -> Initializer:
@@ -268,21 +270,21 @@ class InitialValue:
 
 
 def _of_elements(
-    draw: Callable[[Shape, np.random.Generator], Array], seed: int | None
+    draw: Callable[[Shape, np.random.Generator, Shape], Array], seed: int | None
 ) -> Initializer:
-    """Return an initializer with independent elements, drawn by a function."""
+    """Return an initializer with independent elements.
 
-    def initialize(
-        shape: Shape,
-        dtype: np.dtype[Any],
-        partition_shape: Shape | None = None,
-        partition_offset: Shape = (),
-    ) -> Array:
+    Args:
+        draw: Called with the shape of the result, a generator, and the shape of the whole variable.
+        seed: Seed of the generator; None for values that differ at each call.
+    """
+
+    def make(size: Shape, dtype: np.dtype[Any], shape: Shape, offset: Shape) -> Array:
         # Each part of a variable has random numbers of its own.
-        random = np.random.default_rng(None if seed is None else (seed, *partition_offset))
-        return draw(shape if partition_shape is None else partition_shape, random).astype(dtype)
+        random = np.random.default_rng(None if seed is None else (seed, *offset))
+        return draw(size, random, shape).astype(dtype)
 
-    return initialize
+    return _by_parts(make)
 
 
 def _within_two(size: Shape, random: np.random.Generator) -> Array:
