@@ -42,7 +42,7 @@ from strategy.protocol.cluster import (
 )
 from strategy.protocol.partition import Origin, Partitioner, origin_of
 from strategy.replicas.gpu import chosen_gpus
-from strategy.server.parameter_server import LocalHost, local_host
+from strategy.server.parameter_server import LocalHost
 from strategy.variable import Variable
 from strategy.variables import Use, Variables
 
@@ -482,7 +482,7 @@ class ParameterServerStrategy(Strategy):
         own_host = None
         # An evaluator is a cluster of its own: it reads checkpoints, and no task waits for it.
         if host is None or host.job_name == "evaluator":
-            host = own_host = local_host()
+            host = own_host = LocalHost()
             finalize(self, host.abandon).atexit = False
         self._host = host
         given = self._resolver

@@ -20,7 +20,7 @@ from strategy.base import current_strategy
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.protocol.partition import Partitioner
 from strategy.replicas.context import get_replica_context
-from strategy.server.parameter_server import local_host
+from strategy.server.parameter_server import LocalHost
 from strategy.variable import Variable, VariableSynchronization, member
 
 
@@ -221,4 +221,4 @@ def _outside_of_scopes(name: str) -> ParameterServerStrategy:
 
 @cache
 def _local_strategy() -> ParameterServerStrategy:
-    return ParameterServerStrategy(server=local_host())
+    return ParameterServerStrategy(server=LocalHost())

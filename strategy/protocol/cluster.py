@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, ProcessGroup, errors
+from mpidist import ClusterSpec, Endpoint, errors
 from mpidist.cluster_resolver import ClusterResolver, MPIClusterResolver, TFConfigClusterResolver
 from mpidist.config import config as settings
 from mpidist.ps_memory import PsMemory
@@ -23,8 +23,9 @@ _NOT_WORKERS = ("ps", "data", "evaluator")
 LOCAL_DEVICE = "/device:CPU:0"
 """Default device of variables in local mode."""
 
-_LOCAL_DEVICE = re.compile(r"/device:(CPU:0|GPU:\d+)")
-_PS_DEVICE = re.compile(rf"(/job:ps/task:\d+)(?:{_LOCAL_DEVICE.pattern})?")
+_LOCAL_DEVICES = (LOCAL_DEVICE, "/device:GPU:0")
+# The lookahead refuses the empty name, because either half of a name may be missing.
+_DEVICE = re.compile(r"(?!$)(/job:ps/task:\d+|)(?:/device:(?:CPU:0|GPU:(\d+)))?")
 
 
 class Host(Protocol):
@@ -66,9 +67,6 @@ class Host(Protocol):
             A function that removes the registration.
         """
 
-    def job_group(self, job: str) -> ProcessGroup:
-        """Collective over the tasks of the job. Return their process group."""
-
 
 def workers_of(spec: ClusterSpec) -> list[Task]:
     """Return the tasks of a cluster that train, in the order of their worker indices."""
@@ -98,19 +96,9 @@ def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> dict[int
         )
     if devices is None:
         return dict.fromkeys(servers)
-    known = {f"/job:ps/task:{index}": index for index in servers}
-    found = {name: _PS_DEVICE.fullmatch(name) for name in devices}
-    if not found or any(match is None or match[1] not in known for match in found.values()):
-        raise ValueError(
-            f"parameter_devices {list(devices)} are not among {list(known)}, each of which may be "
-            "followed by /device:CPU:0 or by a GPU of its: /device:GPU:0"
-        )
-    chosen: dict[int, int | None] = {}
-    for match in filter(None, found.values()):
-        index, gpu = known[match[1]], _gpu_of(match[2])
-        if chosen.setdefault(index, gpu) != gpu:
-            raise ValueError(f"parameter_devices {list(devices)} name two devices of ps {index}")
-    return dict(sorted(chosen.items()))
+    tasks = {f"/job:ps/task:{index}": index for index in servers}
+    gpus = _gpus(devices, tasks, list(tasks))
+    return {index: gpus[task] for task, index in tasks.items() if task in gpus}
 
 
 def local_gpu(spec: ClusterSpec | None, devices: Sequence[str] | None) -> int | None:
@@ -124,30 +112,45 @@ def local_gpu(spec: ClusterSpec | None, devices: Sequence[str] | None) -> int | 
             for the default.
 
     Raises:
-        ValueError: ``devices`` is empty, a name is not valid, or two local devices are named.
+        ValueError: ``devices`` is empty, a name is not valid, or two devices of this process or of
+            a ps task are named.
     """
     if devices is None:
         return None
-    known = [LOCAL_DEVICE, "/device:GPU:0"]
-    tasks = [f"/job:ps/task:{index}" for job, index in spec.tasks() if job == "ps"] if spec else []
-    own, wrong = [], []
-    for name in devices:
-        local, task = _LOCAL_DEVICE.fullmatch(name), _PS_DEVICE.fullmatch(name)
-        if local is not None:
-            own.append(_gpu_of(local[1]))
-        elif task is None or (spec and task[1] not in tasks):
-            wrong.append(name)
-    if wrong or not devices:
-        what = [*known, *tasks] if spec else [*known, "/job:ps/task:0", "..."]
-        raise ValueError(f"parameter_devices {list(devices)} are not among {what}")
-    if len(set(own)) > 1:
-        raise ValueError(f"parameter_devices {list(devices)} name two devices of this process")
-    return own[0] if own else None
+    if not spec:
+        return _gpus(devices, None, [*_LOCAL_DEVICES, "/job:ps/task:0", "..."]).get("")
+    tasks = [f"/job:ps/task:{index}" for job, index in spec.tasks() if job == "ps"]
+    return _gpus(devices, ["", *tasks], [*_LOCAL_DEVICES, *tasks]).get("")
 
 
-def _gpu_of(device: str | None) -> int | None:
-    """Return the index in the name of a GPU; None for other devices."""
-    return int(device.partition(":")[2]) if device and device.startswith("GPU") else None
+def _gpus(
+    devices: Sequence[str], tasks: Collection[str] | None, known: Sequence[str]
+) -> dict[str, int | None]:
+    """Return the tasks that devices name, each with its GPU index, or None for the host.
+
+    Args:
+        devices: Names of ps tasks or of devices. A device without a task belongs to the task "",
+            which is this process.
+        tasks: The valid tasks; None if all are valid.
+        known: Valid names, for messages.
+
+    Raises:
+        ValueError: There is no name, a name is not valid, or a task is named with two devices.
+    """
+    found = [_DEVICE.fullmatch(name) for name in devices]
+    valid = [match for match in found if match and (tasks is None or match[1] in tasks)]
+    if not devices or len(valid) < len(devices):
+        raise ValueError(
+            f"parameter_devices {list(devices)} are not among {list(known)}; a ps task may be "
+            "followed by /device:CPU:0 or by one of its GPUs, such as /device:GPU:0"
+        )
+    gpus: dict[str, int | None] = {}
+    for task, number in [match.groups() for match in valid]:
+        gpu = None if number is None else int(number)
+        if gpus.setdefault(task, gpu) != gpu:
+            owner = f"ps {task.rpartition(':')[2]}" if task else "this process"
+            raise ValueError(f"parameter_devices {list(devices)} name two devices of {owner}")
+    return gpus
 
 
 def device_name(task: str, gpu: int | None) -> str:

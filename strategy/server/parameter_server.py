@@ -10,7 +10,6 @@ import numpy as np
 
 from mpidist import (
     ClusterSpec,
-    ProcessGroup,
     Reply,
     Request,
     TaskMetrics,
@@ -223,10 +222,6 @@ class LocalHost:
         """Do nothing: no other process waits for pending pushes."""
         return lambda: None
 
-    def job_group(self, job: str) -> ProcessGroup:
-        """Raise FailedPreconditionError, because local mode has no process groups."""
-        raise errors.FailedPreconditionError("in local mode there is no process group")
-
     def close(self) -> None:
         """Stop serving and release the memory; idempotent."""
         self.endpoint.close()
@@ -247,8 +242,3 @@ class LocalHost:
         # The service holds the slots of optimizers, and is in reference cycles.
         del self._service
         gc.collect()
-
-
-def local_host() -> LocalHost:
-    """Return a new cluster of one ps task, which serves on a thread, and one worker."""
-    return LocalHost()

@@ -24,7 +24,7 @@ from strategy import (
 )
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.placement import Device, parse
-from strategy.server.parameter_server import local_host
+from strategy.server.parameter_server import LocalHost
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -47,7 +47,7 @@ def make():
 
 @pytest.fixture
 def alone():
-    host = local_host()
+    host = LocalHost()
     yield ParameterServerStrategy(server=host)
     host.endpoint.close()
 
@@ -400,7 +400,7 @@ def get_in(strategy, name, shape, dtype):
 class TestConfigure:
     def test_a_cluster_that_comes_later(self):
         with mpidist.Server(CLUSTER, "worker", 0) as server:
-            host = local_host()
+            host = LocalHost()
             strategy = ParameterServerStrategy(server=host)
             assert strategy.extended.parameter_devices == ("/device:CPU:0",)
             config = mpidist_pb2.ConfigProto(device_filters=["/job:old"], log_device_placement=True)

@@ -28,10 +28,10 @@ from strategy import (
     Strategy,
     get_variable,
     optimizers,
-    parameter_server_strategy,
     variable_creation,
     variable_scope,
 )
+from strategy.server.parameter_server import LocalHost
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -40,14 +40,13 @@ CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 def local(monkeypatch):
     """What local mode makes is closed after the test."""
     hosts = []
-    make = parameter_server_strategy.local_host
+    start = LocalHost.__init__
 
-    def note():
-        hosts.append(make())
-        return hosts[-1]
+    def note(host):
+        start(host)
+        hosts.append(host)
 
-    for module in (parameter_server_strategy, variable_creation):
-        monkeypatch.setattr(module, "local_host", note)
+    monkeypatch.setattr(LocalHost, "__init__", note)
     variable_creation._local_strategy.cache_clear()
     yield
     variable_creation._local_strategy.cache_clear()
@@ -189,6 +188,11 @@ def test_options_that_need_other_tasks_have_no_effect_without_them(options):
         ({"parameter_devices": []}, r"parameter_devices \[\] are not among"),
         ({"parameter_devices": ["/job:worker/task:0"]}, "parameter_devices .* are not among"),
         ({"parameter_devices": ["/job:ps/task:-1"]}, "parameter_devices .* are not among"),
+        ({"parameter_devices": [""]}, "parameter_devices .* are not among"),
+        (
+            {"parameter_devices": ["/job:ps/task:1", "/job:ps/task:1/device:GPU:0"]},
+            "name two devices of ps 1",
+        ),
         ({"placement": lambda name, shape, dtype: -1}, "gives ps -1, and there are 1"),
         ({"placement": "best"}, "unknown placement 'best'"),
         ({"mode": "swift"}, "unknown mode 'swift'"),
@@ -278,7 +282,7 @@ def test_a_task_that_does_not_train():
 
 
 def test_an_evaluator_is_a_cluster_of_its_own(tmp_path):
-    trainer = ParameterServerStrategy(server=_local())
+    trainer = ParameterServerStrategy(server=LocalHost())
     with trainer.scope():
         get_variable("v", 3, initializer=7.0)
     path = trainer.save(str(tmp_path))
@@ -295,7 +299,7 @@ def test_an_evaluator_is_a_cluster_of_its_own(tmp_path):
 @pytest.mark.usefixtures("server", "local")
 class TestScope:
     def test_scopes_nest(self):
-        one, two = ParameterServerStrategy(), ParameterServerStrategy(server=_local())
+        one, two = ParameterServerStrategy(), ParameterServerStrategy(server=LocalHost())
         with one.scope() as opened:
             assert opened is one
             with two.scope():
@@ -336,10 +340,6 @@ def outside(name):
     """A variable made outside of any scope, though there is a cluster."""
     with pytest.warns(UserWarning, match="made outside of strategy.scope"):
         return get_variable(name, 1)
-
-
-def _local():
-    return parameter_server_strategy.local_host()
 
 
 @pytest.mark.usefixtures("server")
@@ -476,7 +476,7 @@ class TestClose:
                 use()
 
     def test_what_is_given_stays_open(self):
-        host = _local()
+        host = LocalHost()
         for number in range(2):
             with ParameterServerStrategy(server=host) as strategy, variable_scope(str(number)):
                 assert variable(strategy, "v", 2).assign_add(1) == 2

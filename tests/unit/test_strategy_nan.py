@@ -8,7 +8,7 @@ import pytest
 
 from mpidist.errors import InvalidArgumentError
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
-from strategy.server.parameter_server import local_host
+from strategy.server.parameter_server import LocalHost
 
 BAD = [np.nan, np.inf, -np.inf]
 
@@ -18,7 +18,7 @@ def make():
     hosts = []
 
     def build(**options):
-        hosts.append(local_host())
+        hosts.append(LocalHost())
         return ParameterServerStrategy(server=hosts[-1], **options)
 
     yield build

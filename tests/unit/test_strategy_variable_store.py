@@ -9,7 +9,7 @@ from mpidist.ps_memory import PsMemory
 from strategy import ParameterServerStrategy, get_variable
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.memory import Memory
-from strategy.server.parameter_server import Directory, local_host
+from strategy.server.parameter_server import Directory, LocalHost
 from strategy.server.variable_store import VariableStore
 
 MIB = 1 << 20
@@ -115,7 +115,7 @@ def test_the_memory_is_exhausted_beside_a_full_segment(monkeypatch):
 
 
 def test_a_variable_that_is_far_too_large_in_local_mode():
-    host = local_host()
+    host = LocalHost()
     with contextlib.closing(host.endpoint), ParameterServerStrategy(server=host).scope():
         match = rf"ps 0 has no room for variable 'h' of {1 << 47} bytes"
         with pytest.raises(errors.ResourceExhaustedError, match=match):
