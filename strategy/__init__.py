@@ -15,6 +15,7 @@ from strategy.replicas.context import ReplicaContext, get_replica_context, in_cr
 from strategy.replicas.gpu import to_host_ahead
 from strategy.replicas.input import InputContext, InputOptions, ValueContext
 from strategy.replicas.reduce import PerReplica
+from strategy.scopes import AUTO_REUSE, get_variable, get_variable_scope, variable_scope
 from strategy.variable import (
     ShardedVariable,
     Variable,
@@ -22,7 +23,6 @@ from strategy.variable import (
     VariableSynchronization,
     read_values,
 )
-from strategy.variable_creation import AUTO_REUSE, get_variable, get_variable_scope, variable_scope
 
 __all__ = [
     "AUTO_REUSE",

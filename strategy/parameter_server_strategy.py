@@ -8,12 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn, Self
 from weakref import finalize
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from mpidist import ClusterSpec, Server, Work, errors, gather_works, launched
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
@@ -24,6 +23,7 @@ from strategy.checkpoints.checkpoint import checkpoint_lock_of
 from strategy.checkpoints.cut import targets_of
 from strategy.client.connection import LOOK_S, TRANSPORTS, Connection
 from strategy.client.sync_modes import checked_mode, sync_mode_of
+from strategy.creation import Use, VariableCreator
 from strategy.gradients import Compressor, GradientPusher, NanPolicy
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
@@ -43,8 +43,7 @@ from strategy.protocol.cluster import (
 from strategy.protocol.partition import Origin, Partitioner, origin_of
 from strategy.replicas.gpu import chosen_gpus
 from strategy.server.parameter_server import LocalHost
-from strategy.variable import Variable
-from strategy.variables import Use, Variables
+from strategy.variable import VariableAggregation
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +149,7 @@ class ParameterServerStrategy(Strategy):
 
     Attributes:
         name: The name of the strategy.
+        creator: The creator and registry of the variables.
         global_step: Variable that counts the calls of ``apply_gradients`` of all workers; in mode
             ``"sync"``, the steps. Skipped or late gradients do not advance the global step.
         sync_mode: The synchronization mode of pushes.
@@ -259,29 +259,6 @@ class ParameterServerStrategy(Strategy):
         finally:
             current_strategy.reset(token)
 
-    def create_variable(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: DTypeLike,
-        initializer: Any,
-        trainable: bool = True,
-        partitioner: Partitioner | None = None,
-        aggregation: Any = None,
-        synchronization: Any = None,
-    ) -> Variable:
-        """Create a variable on ps tasks; see :func:`get_variable`."""
-        use = Use.of(trainable, aggregation, synchronization)
-        return self._variables.create(name, shape, dtype, initializer, use, partitioner)
-
-    def find_variable(self, name: str) -> Variable | None:
-        """Return the variable that this strategy has created under a name, or None."""
-        return self._variables.by_name.get(name)
-
-    def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
-        """Create the variables of the block, undivided, on the ps task of a given variable."""
-        return self._variables.placing_with(variable)
-
     # Joining and leaving the cluster
 
     def configure(
@@ -308,7 +285,7 @@ class ParameterServerStrategy(Strategy):
         self._check_open()
         spec = given_spec(None, cluster_spec)
         if spec:
-            if len(self._variables.by_name) > 1:  # one is the global step
+            if len(self.creator.by_name) > 1:  # one is the global step
                 raise RuntimeError("configure comes too late: the strategy has variables already")
             server = Server.current()
             if server is not None and server is self._host:  # the strategy has joined already
@@ -410,7 +387,7 @@ class ParameterServerStrategy(Strategy):
         with self._checkpoint_lock.held("save()"):
             self._drain()
             step, files = int(self.global_step), extra or {}
-            names = list(self._variables.by_name)
+            names = list(self.creator.by_name)
             count = len(self._connections)
             with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
                 for name, content in files.items():
@@ -498,13 +475,12 @@ class ParameterServerStrategy(Strategy):
         self._connections = self._connections_to(servers, host, mode)
         self._restores = self._connections[0].restores
         self.sync_mode = sync_mode_of(mode, self._connections, self.worker_index)
-        self._variables = Variables(self, self._connections, placement, self._partitioner)
+        self.creator = VariableCreator(self, self._connections, placement, self._partitioner)
         self._name_devices(None if alone else (host.job_name, host.task_index), servers)
         self._own_host = own_host
         try:
-            self.global_step = self.create_variable(
-                "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
-            )
+            use = Use(trainable=False, aggregation=VariableAggregation.ONLY_FIRST_REPLICA)
+            self.global_step = self.creator.create("global_step", (), np.int64, "zeros", use)
         except BaseException:
             _detach(self._connections)
             raise
@@ -516,7 +492,7 @@ class ParameterServerStrategy(Strategy):
             self.nan,
             self.compressor,
             self.sync_mode,
-            self._variables.warn_if_uneven,
+            self.creator.warn_if_uneven,
         ).push
 
     def _name_devices(
@@ -612,7 +588,7 @@ class ParameterServerStrategy(Strategy):
         self._stop_draining()
         for connection in self._connections:
             connection.detach()
-        for remote in list(self._variables.remotes.values()):  # threads may still create some
+        for remote in list(self.creator.remotes.values()):  # threads may still create some
             remote.connection, remote.shared = _CLOSED, None
         self._connections[:] = [_CLOSED] * len(self._connections)
         if self._own_host is not None:
@@ -625,7 +601,7 @@ class ParameterServerStrategy(Strategy):
         number = self._restores + 1
         if self.worker_index:
             if index is not None:
-                remotes = self._variables.remotes.copy()
+                remotes = self.creator.remotes.copy()
                 known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
                 self._check_fits(path, _files_of(path, index), known)
             work = first.await_restore(path, index or b"", number)
@@ -709,7 +685,7 @@ class ParameterServerStrategy(Strategy):
             known: The variables of the program by name, each with its dtype.
         """
         found = saved.read_layouts(files, {name: origin for name, (origin, _) in known.items()})
-        missing = [name for name in self._variables.remotes.copy() if name not in found]
+        missing = [name for name in self.creator.remotes.copy() if name not in found]
         if missing:
             raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
         for name, (shape, dtype) in found.items():

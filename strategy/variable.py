@@ -24,8 +24,8 @@ from strategy.replicas.reduce import reduced
 
 if TYPE_CHECKING:
     from strategy.client.connection import Connection
+    from strategy.creation import Use
     from strategy.parameter_server_strategy import ParameterServerStrategy
-    from strategy.variables import Use
 
 
 E = TypeVar("E", bound=enum.Enum)

@@ -99,7 +99,7 @@ class StrategyExtended:
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
         """Create the variables of the block, undivided, on the ps task of a given variable."""
         self._check_own(colocate_with_variable)
-        with self._strategy.placing_with(colocate_with_variable):
+        with self._strategy.creator.placing_with(colocate_with_variable):
             yield
 
     def variable_created_in_scope(self, v: Any) -> bool:

@@ -13,7 +13,7 @@ from mpidist import ClusterSpec, Server, errors, open_endpoint
 from mpidist.cluster import membership
 from mpidist.cluster.membership import membership_inbox
 from mpidist.mpi import world as start_world
-from strategy import ParameterServerStrategy
+from strategy import ParameterServerStrategy, get_variable
 
 
 @pytest.fixture
@@ -350,6 +350,7 @@ def test_a_script_that_ends_before_its_server_starts(tmp_path, addresses):
 def train():
     strategy = ParameterServerStrategy()
     assert strategy.extended.parameter_devices == ("/job:ps/task:0",)
-    variable = strategy.create_variable("v", (), "f8", "zeros")
+    with strategy.scope():
+        variable = get_variable("v", (), "f8", "zeros")
     variable.assign_add(3.0)
     return float(variable.read_value())

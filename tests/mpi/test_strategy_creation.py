@@ -7,6 +7,7 @@ from _cases.clusters import counted, on_cluster, spec_of
 from mpidist import ClusterSpec, Server, errors
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.creation import Use
 
 
 def in_turn(workers, strategy, first, second):
@@ -36,12 +37,12 @@ def failure(call):
 )
 def test_variables_that_differ_name_both_workers(world, there, text):
     def train(strategy, workers):
-        first = ("w", (2,), "float32", "zeros")
+        first = ("w", (2,), "float32")
         return in_turn(
             workers,
             strategy,
-            lambda: strategy.create_variable(*first),
-            lambda: failure(lambda: strategy.create_variable(*there, "zeros")),
+            lambda: strategy.creator.create(*first, "zeros", Use()),
+            lambda: failure(lambda: strategy.creator.create(*there, "zeros", Use())),
         )
 
     worker, result = on_cluster(world, 1, train) or (None, None)

@@ -84,7 +84,7 @@ def test_threads_and_strategies_that_grow_at_once(world, small_segments):
                 for number in range(4):
                     both = create(mine, [f"all/{number}", f"{own}/{number}"], 1 << 18)
                     push_all(both, 1.0, 3)
-                for v in mine._variables.by_name.values():
+                for v in mine.creator.by_name.values():
                     v.read_value()
             except Exception as error:
                 problems.append(error)
@@ -100,8 +100,8 @@ def test_threads_and_strategies_that_grow_at_once(world, small_segments):
         for thread in threads:
             thread.join(50)
         server.job_group("worker").barrier()
-        values = {v.name: np.unique(v.read_value()) for v in strategy._variables.by_name.values()}
-        values |= {v.name: np.unique(v.read_value()) for v in second._variables.by_name.values()}
+        values = {v.name: np.unique(v.read_value()) for v in strategy.creator.by_name.values()}
+        values |= {v.name: np.unique(v.read_value()) for v in second.creator.by_name.values()}
         server.job_group("worker").barrier()
         return problems, values
 
@@ -141,7 +141,7 @@ def test_threads_and_strategies_over_two_servers(world, small_segments):
         server.job_group("worker").barrier()
         values = [
             np.unique(v.read_value()).tolist()
-            for v in strategy._variables.by_name.values()
+            for v in strategy.creator.by_name.values()
             if v.name != "global_step"
         ]
         server.job_group("worker").barrier()

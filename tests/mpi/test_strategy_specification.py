@@ -77,7 +77,7 @@ def test_variables_and_their_updates_are_on_parameter_servers(world):
 
     def train(strategy, workers):
         strategy.run(lambda: [get_variable(name, 10, initializer=0.0) for name in "abcd"])
-        by_name = strategy._variables.by_name
+        by_name = strategy.creator.by_name
         places = strategy.extended.parameter_devices
         connections = strategy._connections
         where = {

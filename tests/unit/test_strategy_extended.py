@@ -243,7 +243,7 @@ class TestDevices:
         strategy = make(parameter_devices=["/job:ps/task:2", "/job:ps/task:0"])
         variables(strategy, *"abcd")
         assert strategy.extended.parameter_devices == ("/job:ps/task:0", "/job:ps/task:2")
-        assert len({id(r.connection) for r in strategy._variables.remotes.values()}) == 2
+        assert len({id(r.connection) for r in strategy.creator.remotes.values()}) == 2
 
     @pytest.mark.parametrize("devices", [[], ["/job:ps/task:3"], ["/job:worker/task:0"]])
     def test_parameter_devices_that_are_not_there(self, make, devices):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from mpidist import errors
 from mpidist.config import config as settings
 from mpidist.rpc import endpoint
-from strategy import IndexedSlices, optimizers, variables
+from strategy import IndexedSlices, creation, optimizers
 from strategy.client import changes
 from strategy.gradients import describe_step
 from strategy.proto import parameter_server_pb2 as pb
@@ -412,7 +412,7 @@ def test_a_first_value_may_take_longer_than_a_call(make, pool, monkeypatch):
 def test_a_worker_whose_initial_value_is_lost_lets_another_initialize(make, pool, monkeypatch):
     cluster = make()
     strategies = [cluster.worker(index) for index in range(2)]
-    pushing, go_on, push_all = threading.Event(), threading.Event(), variables.push_all
+    pushing, go_on, push_all = threading.Event(), threading.Event(), creation.push_all
 
     def lose_the_first(changes):
         if not pushing.is_set():
@@ -421,7 +421,7 @@ def test_a_worker_whose_initial_value_is_lost_lets_another_initialize(make, pool
             raise errors.InternalError("the push is lost")
         return push_all(changes)
 
-    monkeypatch.setattr(variables, "push_all", lose_the_first)
+    monkeypatch.setattr(creation, "push_all", lose_the_first)
     first = pool.submit(variable, strategies[0], "v", 3, "ones")
     assert pushing.wait(LIMIT_S)
     second = pool.submit(variable, strategies[1], "v", 3, "ones")

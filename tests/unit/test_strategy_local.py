@@ -28,9 +28,10 @@ from strategy import (
     Strategy,
     get_variable,
     optimizers,
-    variable_creation,
+    scopes,
     variable_scope,
 )
+from strategy.creation import Use
 from strategy.server.parameter_server import LocalHost
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -47,9 +48,9 @@ def local(monkeypatch):
         hosts.append(host)
 
     monkeypatch.setattr(LocalHost, "__init__", note)
-    variable_creation._local_strategy.cache_clear()
+    scopes._local_strategy.cache_clear()
     yield
-    variable_creation._local_strategy.cache_clear()
+    scopes._local_strategy.cache_clear()
     for host in hosts:
         host.endpoint.close()
 
@@ -468,7 +469,7 @@ class TestClose:
             lambda: int(strategy.global_step),
             lambda: strategy.run(lambda: 1),
             lambda: strategy.save(str(tmp_path)),
-            lambda: strategy.create_variable("w", (2,), np.float32, "zeros"),
+            lambda: strategy.creator.create("w", (2,), np.float32, "zeros", Use()),
             lambda: strategy.configure(cluster_spec=CLUSTER),
             lambda: strategy.scope().__enter__(),
         ):

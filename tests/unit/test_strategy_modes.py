@@ -260,12 +260,12 @@ def test_workers_that_leave_are_not_waited_for(make):
         return strategy
 
     strategies = together([lambda index=index: train(index) for index in range(3)])
-    v = strategies[1]._variables.by_name["v0"]
+    v = strategies[1].creator.by_name["v0"]
     with pytest.raises(errors.FailedPreconditionError, match="worker 1 has finished its training"):
         optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)])
     strategies[1].finish()
     expected = 1 - (2 * 2 + 2 * 2 + 3 * 1)  # of all, of 1 and 3, of 1 alone
-    np.testing.assert_array_equal(strategies[0]._variables.by_name["v0"], [expected] * 2)
+    np.testing.assert_array_equal(strategies[0].creator.by_name["v0"], [expected] * 2)
     assert int(strategies[1].global_step) == max(counts)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import mpidist
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.creation import VariableCreator
 
 SIZES = (10, 2048, 300_000)  # in a message, the first that is staged, several blocks
 TRANSPORTS = ("auto", "p2p")
@@ -193,7 +194,7 @@ def test_a_strategy_that_could_not_be_created_leaves_nothing(server, monkeypatch
         raise RuntimeError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ParameterServerStrategy, "create_variable", broken)
+        patch.setattr(VariableCreator, "create", broken)
         with pytest.raises(RuntimeError, match="not today"):
             ParameterServerStrategy(mode="sync")
     assert not server._drains

@@ -429,4 +429,4 @@ def test_a_checkpoint_of_another_shape(make, tmp_path):
     sharded(other, "v", 1, shape=(7, 4, 3))
     with pytest.raises(errors.InvalidArgumentError, match=r"float64\[7, 4, 2\].*\[7, 4, 3\]"):
         other.restore(path)
-    np.testing.assert_array_equal(other._variables.by_name["v"], np.ones((7, 4, 3)))
+    np.testing.assert_array_equal(other.creator.by_name["v"], np.ones((7, 4, 3)))

@@ -133,7 +133,7 @@ def test_arrays_of_any_strides_and_dtype(strategy, rows, columns, data):
     change = data.draw(st.sampled_from([full[::2, ::2], full[::-2, 1::2], full[:rows, :columns]]))
     if data.draw(st.booleans()):
         change = np.asfortranarray(change)
-    name = f"v{len(strategy._variables.by_name)}"
+    name = f"v{len(strategy.creator.by_name)}"
     v = get_variable(name, (rows, columns), initializer="zeros")
     optimizers.SGD(1.0).apply_gradients([(change, v)])
     np.testing.assert_array_equal(v, -change.astype(np.float32))

@@ -105,7 +105,7 @@ def test_dtypes_that_do_not_work(strategy, dtype):
         get_variable("v", initializer=np.zeros(2, dtype))
     v = get_variable("v", 2, np.float32, "zeros")
     assert v.version == 1
-    assert list(strategy._variables.by_name) == ["global_step", "v"]
+    assert list(strategy.creator.by_name) == ["global_step", "v"]
 
 
 FIT = ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bfloat16", "f2", "f4", "f8", ">f4")

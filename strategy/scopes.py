@@ -1,4 +1,4 @@
-"""Creation of variables by name: get_variable, and scopes like TensorFlow's variable_scope."""
+"""Scopes of variable names like TensorFlow's: get_variable, variable_scope and AUTO_REUSE."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from numpy.typing import DTypeLike
 from mpidist import Server, errors
 from strategy.array_like import on_host
 from strategy.base import current_strategy
+from strategy.creation import Use
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.protocol.partition import Partitioner
 from strategy.replicas.context import get_replica_context
 from strategy.server.parameter_server import LocalHost
-from strategy.variable import Variable, VariableSynchronization, member
+from strategy.variable import Variable
 
 
 class Reuse(enum.Enum):
@@ -158,7 +159,7 @@ def get_variable(
     owner = current_strategy.get() or _outside_of_scopes(name)
     scope = get_variable_scope()
     full_name = scope.full_name(name)
-    known = None if scope.reuse is Reuse.NEVER else owner.find_variable(full_name)
+    known = None if scope.reuse is Reuse.NEVER else owner.creator.by_name.get(full_name)
     if known is not None:
         _check_same(known, shape, dtype)
         return known
@@ -170,20 +171,11 @@ def get_variable(
     if shape is None:
         raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
     axes = _axes(shape)
-    if trainable is None:
-        when = member(VariableSynchronization, synchronization)
-        trainable = when is not VariableSynchronization.ON_READ
+    use = Use.of(trainable, aggregation, synchronization)
 
     def create() -> Variable:
-        return owner.create_variable(
-            full_name,
-            axes,
-            dtype or np.float32,
-            initializer,
-            trainable,
-            partitioner,
-            aggregation,
-            synchronization,
+        return owner.creator.create(
+            full_name, axes, dtype or np.float32, initializer, use, partitioner
         )
 
     context = get_replica_context()

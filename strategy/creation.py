@@ -1,4 +1,4 @@
-"""Creation of variables: check, divide, place, create, initialize."""
+"""Creation of variables: check, divide, place, define, initialize."""
 
 from __future__ import annotations
 
@@ -55,24 +55,23 @@ class Use:
     synchronization: VariableSynchronization = VariableSynchronization.AUTO
 
     @classmethod
-    def of(cls, trainable: bool, aggregation: Any, synchronization: Any) -> Use:
-        """Return options from members or names.
+    def of(cls, trainable: bool | None, aggregation: Any, synchronization: Any) -> Use:
+        """Return options from members or names. See :func:`strategy.get_variable`.
 
         Raises:
             ValueError: A name is unknown, or a trainable variable has synchronization ON_READ.
         """
-        use = cls(
-            trainable,
-            member(VariableAggregation, aggregation),
-            member(VariableSynchronization, synchronization),
-        )
-        if trainable and use.synchronization is VariableSynchronization.ON_READ:
+        when = member(VariableSynchronization, synchronization)
+        on_read = when is VariableSynchronization.ON_READ
+        if trainable and on_read:
             raise ValueError("a variable with synchronization ON_READ cannot be trainable")
-        return use
+        if trainable is None:
+            trainable = not on_read
+        return cls(trainable, member(VariableAggregation, aggregation), when)
 
 
-class Variables:
-    """The variables of a strategy, and their creation.
+class VariableCreator:
+    """The creator and registry of the variables of a strategy.
 
     Args:
         strategy: The strategy.
@@ -108,9 +107,9 @@ class Variables:
         dtype: DTypeLike,
         initializer: Any,
         use: Use,
-        partitioner: Partitioner | None,
+        partitioner: Partitioner | None = None,
     ) -> Variable:
-        """Create a variable; see :func:`strategy.get_variable`."""
+        """Create a variable on ps tasks; see :func:`strategy.get_variable`."""
         if not name or ":" in name:
             raise ValueError(f"a variable needs a name without ':', not {name!r}")
         if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in shape):
