@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -27,27 +26,7 @@ def _sum_rows(rows: Any, order: Any, starts: Any, sums: Any) -> None:
                 total[k] += row[k]
 
 
-def sums_of_rows(rows: Array, order: Array, starts: Array) -> Array:
-    """Sum groups of rows, one row after the other. The last digits may differ from NumPy's.
-
-    Args:
-        rows: Shape ``(n, ...)``, float32 or float64.
-        order: Indices of the rows, sorted by group, shape ``(n,)``.
-        starts: Positions in ``order`` at which a group begins, ascending; the first is 0.
-
-    Returns:
-        The sums, shape ``(len(starts), ...)``.
-    """
-    sums = np.empty((len(starts), *rows.shape[1:]), rows.dtype)
-    _compiled_sum()(rows.reshape(len(rows), -1), order, starts, sums.reshape(len(sums), -1))
-    return sums
-
-
-@cache
-def _compiled_sum() -> Callable[..., None]:
-    return compiled(_sum_rows)  # the import of numba takes 0.5 s
-
-
+_compiled = cache(compiled)  # a second call would compile or load the function again
 _MANY = 4096
 _LARGE_BYTES = 1 << 18  # from this size on, a call of NumPy takes 1 to 2 ms
 
@@ -99,6 +78,8 @@ def distinct(ids: Array) -> tuple[Array, Array]:
 def sums(rows: Array, order: Array, starts: Array) -> Array:
     """Sum groups of rows. The extra ``fast`` adds compiled code for many rows.
 
+    Compiled code adds one row after the other, so the last digits may differ from NumPy's.
+
     Args:
         rows: Shape ``(n, ...)``.
         order: Indices of the rows, sorted by group, shape ``(n,)``.
@@ -108,9 +89,12 @@ def sums(rows: Array, order: Array, starts: Array) -> Array:
         The sums, shape ``(len(starts), ...)``.
     """
     floating = rows.dtype in (np.float32, np.float64)
-    if floating and rows.nbytes >= _LARGE_BYTES and can_compile():
-        return sums_of_rows(rows, order, starts)
-    result: Array = np.add.reduceat(rows.take(order, axis=0), starts, axis=0)
+    if not (floating and rows.nbytes >= _LARGE_BYTES and can_compile()):
+        added: Array = np.add.reduceat(rows.take(order, axis=0), starts, axis=0)
+        return added
+    result = np.empty((len(starts), *rows.shape[1:]), rows.dtype)
+    add = _compiled(_sum_rows)
+    add(rows.reshape(len(rows), -1), order, starts, result.reshape(len(starts), -1))
     return result
 
 
