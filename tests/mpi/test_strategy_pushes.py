@@ -211,7 +211,7 @@ def test_gradients_in_any_layout_and_dtype(world):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("size", [4, 1 << 19])
-def test_a_change_that_the_server_refuses_harms_no_other(world, size):
+def test_a_push_that_the_server_refuses_changes_nothing(world, size):
     def train(strategy, workers):
         with strategy.scope():
             counts = get_variable("counts", size, dtype=np.int32, initializer=0)
@@ -227,7 +227,7 @@ def test_a_change_that_the_server_refuses_harms_no_other(world, size):
     result = on_cluster(world, 1, train)
     if result is not None:
         np.testing.assert_array_equal(result[0], np.ones(size))
-        np.testing.assert_array_equal(result[1], np.full(size, -2.0))
+        np.testing.assert_array_equal(result[1], np.full(size, -1.0))
 
 
 @pytest.mark.ranks(3)
