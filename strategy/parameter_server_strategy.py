@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from typing import Any, NoReturn, Self
 from weakref import finalize
 
 import numpy as np
 
-from mpidist import ClusterSpec, Server, Work, errors, gather_works, launched
+from mpidist import ClusterSpec, Server, errors, launched
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from mpidist.config import config as settings
 from strategy.base import Strategy, current_strategy
-from strategy.checkpoints import checkpoint, saved
+from strategy.checkpoints import checkpoint
 from strategy.checkpoints.checkpoint import checkpoint_lock_of
-from strategy.checkpoints.cut import targets_of
-from strategy.client.connection import LOOK_S, TRANSPORTS, Connection
+from strategy.client.checkpoints import CheckpointClient
+from strategy.client.connection import TRANSPORTS, Connection
 from strategy.client.sync_modes import checked_mode, sync_mode_of
 from strategy.creation import Use, VariableCreator
 from strategy.gradients import Compressor, GradientPusher, NanPolicy
@@ -40,12 +36,10 @@ from strategy.protocol.cluster import (
     needs_no_server,
     workers_of,
 )
-from strategy.protocol.partition import Origin, Partitioner, origin_of
+from strategy.protocol.partition import Partitioner
 from strategy.replicas.gpu import chosen_gpus
 from strategy.server.parameter_server import LocalHost
 from strategy.variable import VariableAggregation
-
-logger = logging.getLogger(__name__)
 
 
 class _Closed:
@@ -63,10 +57,6 @@ def _closed_error() -> errors.FailedPreconditionError:
         "the strategy has been closed, and its variables with it: use them before close(), or in "
         "the strategy's with block; what it has saved can be restored by another strategy"
     )
-
-
-def _files_of(path: str, index: bytes | None) -> list[str]:
-    return [os.path.join(path, name) for name in checkpoint.names_in(path, index)]
 
 
 class ParameterServerStrategy(Strategy):
@@ -392,7 +382,7 @@ class ParameterServerStrategy(Strategy):
             with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
                 for name, content in files.items():
                     writing.add(name, content)
-                self._save_parts(writing.paths)
+                self._checkpoints.save(writing.paths)
                 writing.take_step(self.global_step.name)
             return writing.path
 
@@ -433,7 +423,9 @@ class ParameterServerStrategy(Strategy):
                 "without one"
             )
         with self._checkpoint_lock.held("restore()"):
-            return self._restore(os.path.abspath(path))
+            self._drain()
+            self._checkpoints.restore(os.path.abspath(path))
+            return int(self.global_step)
 
     @staticmethod
     def latest_checkpoint(directory: str) -> str | None:
@@ -473,9 +465,11 @@ class ParameterServerStrategy(Strategy):
         placement = Placement(self._placement, len(servers), alone)
         self._checkpoint_lock = checkpoint_lock_of(host)
         self._connections = self._connections_to(servers, host, mode)
-        self._restores = self._connections[0].restores
         self.sync_mode = sync_mode_of(mode, self._connections, self.worker_index)
         self.creator = VariableCreator(self, self._connections, placement, self._partitioner)
+        self._checkpoints = CheckpointClient(
+            self._connections, host, self.worker_index, self.creator.remotes
+        )
         self._name_devices(None if alone else (host.job_name, host.task_index), servers)
         self._own_host = own_host
         try:
@@ -593,137 +587,6 @@ class ParameterServerStrategy(Strategy):
         self._connections[:] = [_CLOSED] * len(self._connections)
         if self._own_host is not None:
             self._own_host.close()
-
-    def _restore(self, path: str) -> int:
-        self._drain()
-        index = checkpoint.index_of(path)
-        first = self._connections[0].snapshots
-        number = self._restores + 1
-        if self.worker_index:
-            if index is not None:
-                remotes = self.creator.remotes.copy()
-                known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
-                self._check_fits(path, _files_of(path, index), known)
-            work = first.await_restore(path, index or b"", number)
-            self._watch_chief(work, path)
-            try:
-                work.wait()
-            except errors.DeadlineExceededError as error:
-                raise errors.NotFoundError(
-                    f"{path!r} cannot be read by worker {self.worker_index}, and the chief has not "
-                    f"restored it in time: {error.message}"
-                ) from error
-        else:
-            problem = "it was interrupted"
-            try:
-                self._perform_restore(path, index)
-                problem = ""
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-                raise
-            finally:
-                with suppress(errors.Error) if problem else nullcontext():
-                    first.end_restore(path, index or b"", problem)
-        self._restores = number
-        return int(self.global_step)
-
-    def _watch_chief(self, work: Work, path: str) -> None:
-        """Wait for the chief. Log a warning once, and raise AbortedError if it has left."""
-        chief = workers_of(self._host.cluster_spec)[0]
-        warn_at = time.monotonic() + settings.stall_s
-        while not work.is_completed():
-            work.block(min(time.monotonic() + LOOK_S, max(warn_at, time.monotonic() + 1e-3)))
-            if not work.is_completed() and self._host.has_left(*chief):
-                raise errors.AbortedError(
-                    f"worker {self.worker_index} cannot restore {path!r}: the chief, {chief[0]} "
-                    f"{chief[1]}, has left the cluster and has not restored it"
-                )
-            if not work.is_completed() and time.monotonic() >= warn_at:
-                warn_at = float("inf")
-                logger.warning(
-                    "worker %d has waited %g s for the chief (worker 0) to restore %s: all workers "
-                    "must call restore, on strategies of one name",
-                    self.worker_index,
-                    settings.stall_s,
-                    path,
-                )
-
-    def _perform_restore(self, path: str, index: bytes | None) -> None:
-        """Send the arrays of a checkpoint to the servers, for the variables of all workers."""
-        files = _files_of(path, index)
-        servers = [(one.snapshots, one.snapshots.variables()) for one in self._connections]
-        known = {
-            one.name: (origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
-        }
-        self._check_fits(path, files, known)
-        for snapshots, variables in servers:
-            numbers = {one.name: one.number for one in variables}
-            wanted = {name: known[name][0] for name in numbers}
-            for name, found in saved.read_shards(files, wanted):
-                snapshots.restore(numbers[name], found)
-        if checkpoint.index_of(path) != index:
-            raise errors.DataLossError(
-                f"the checkpoint {path!r} is gone, or another one is in its place; restore the "
-                "newest one"
-            )
-        made = {origin.variable for origin, _ in known.values()}
-        left = [name for name in checkpoint.variables_in(index or b"") if name not in made]
-        if left:
-            logger.warning(
-                "the checkpoint %s has variables that the program has not made before restore(), "
-                "and that later checkpoints will not have: %s", path, left,
-            )  # fmt: skip
-
-    def _check_fits(
-        self, path: str, files: Sequence[str], known: Mapping[str, tuple[Origin, np.dtype[Any]]]
-    ) -> None:
-        """Raise an error unless the checkpoint has this worker's variables, and all known ones fit.
-
-        Args:
-            path: Folder of the checkpoint.
-            files: Its files.
-            known: The variables of the program by name, each with its dtype.
-        """
-        found = saved.read_layouts(files, {name: origin for name, (origin, _) in known.items()})
-        missing = [name for name in self.creator.remotes.copy() if name not in found]
-        if missing:
-            raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
-        for name, (shape, dtype) in found.items():
-            saved.check_fits(name, shape, dtype, *known[name])
-
-    def _save_parts(self, paths: Sequence[str]) -> None:
-        """Let all ps tasks write their parts, which contain the same pushes."""
-        try:
-            said = {
-                connection.index: connection.snapshots.hold(path).result()
-                for connection, path in zip(self._connections, paths, strict=True)
-            }
-            targets = targets_of(said)
-            works = [
-                connection.snapshots.save(path, targets[connection.index])
-                for connection, path in zip(self._connections, paths, strict=True)
-            ]
-            sizes = gather_works("save", works).result()
-        except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
-            works = []
-            for connection, path in zip(self._connections, paths, strict=True):
-                works.append(connection.snapshots.release(path))
-                works.append(connection.snapshots.forget(path))  # no worker fetches this part
-            for work in works:
-                with suppress(errors.Error):  # the first error is the cause
-                    work.wait()
-            raise
-        elsewhere = [
-            (connection.snapshots, path, nbytes)
-            for connection, path, nbytes in zip(self._connections, paths, sizes, strict=True)
-            if nbytes
-        ]
-        try:
-            for snapshots, path, nbytes in elsewhere:
-                snapshots.fetch(path, nbytes)
-        finally:
-            for snapshots, path, _ in elsewhere:
-                snapshots.forget(path).wait()
 
     def __copy__(self) -> ParameterServerStrategy:
         raise RuntimeError("a strategy cannot be copied: its variables live on the ps tasks")

@@ -349,8 +349,8 @@ def index_of(path: str) -> bytes | None:
         return None
 
 
-def names_in(path: str, index: bytes | None) -> list[str]:
-    """Return the names of the servers' files of a checkpoint.
+def files_in(path: str, index: bytes | None) -> list[str]:
+    """Return the paths of the servers' files of a checkpoint.
 
     Args:
         path: Folder of the checkpoint.
@@ -380,7 +380,7 @@ def names_in(path: str, index: bytes | None) -> list[str]:
         raise errors.DataLossError(
             f"the index of {path!r} is damaged (its files are {files!r}); restore an older one"
         )
-    return files
+    return [os.path.join(path, name) for name in files]
 
 
 def _is_file(name: object) -> bool:

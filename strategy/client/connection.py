@@ -19,7 +19,6 @@ from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
 from strategy.client.changes import Change, arrays_of, entries_of, messages_of
 from strategy.client.pull import RemoteVariable
-from strategy.client.snapshots import Snapshots
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.cluster import Host
@@ -191,7 +190,6 @@ class Connection:
         number: Number of this connection on the server.
         strategy: Name of the strategy.
         metrics: The metrics of the worker.
-        snapshots: Messages about checkpoints.
         first_step: Number of the worker's first step. Valid for the first server.
         restores: Number of restores that this worker has completed. Valid for the first server.
         siblings: The connections of the strategy to the ps tasks of ``parameter_devices``, this one
@@ -241,7 +239,6 @@ class Connection:
         self.number = reply.connection
         self.first_step, self.restores = reply.step, reply.restores
         self.strategy = strategy
-        self.snapshots = Snapshots(self)
 
     def call(self, method: str, message: Any) -> Reply:
         """Call a method of the server, and wait for the reply; see :meth:`start`."""

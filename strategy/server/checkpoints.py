@@ -158,11 +158,13 @@ class ServedCheckpoints:
         asked = pb.FetchRequest.FromString(request.body)
         return Reply(b"", (self._parts[asked.path].read(asked.start, asked.stop),))
 
-    def forget(self, request: Request) -> None:
-        """Discard a saved part."""
-        part = self._parts.pop(pb.FetchRequest.FromString(request.body).path, None)
+    def release(self, request: Request) -> None:
+        """End a save: discard the part that was kept to be fetched, and release held pushes."""
+        path = pb.HoldRequest.FromString(request.body).path
+        part = self._parts.pop(path, None)
         if part is not None:
             part.close()
+        self._pushes.release(path)
 
     def variables(self, request: Request) -> Reply:
         """Return the variables of this server."""

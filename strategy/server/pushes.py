@@ -586,10 +586,9 @@ class Pushes:
         self._cut.aim(targets, then)
         self._continue()
 
-    def release(self, request: Request) -> None:
-        """Release all pushes if they are held for the save that the request names."""
-        asked = pb.HoldRequest.FromString(request.body)
-        if self._cut is not None and self._cut.path == asked.path:
+    def release(self, path: str) -> None:
+        """Release all pushes if they are held for the save of this file."""
+        if self._cut is not None and self._cut.path == path:
             self._cut = None
             self._continue()
 

@@ -19,7 +19,7 @@ from mpidist.errors import (
     NotFoundError,
 )
 from strategy.checkpoints import checkpoint, saved
-from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, names_in
+from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of
 from strategy.protocol.layout import Layout
 from strategy.protocol.partition import Origin, whole
 from strategy.rules import ASSIGN
@@ -69,7 +69,7 @@ def all_of(stored):
 
 
 def files_in(path):
-    return [os.path.join(path, name) for name in names_in(path, index_of(path))]
+    return checkpoint.files_in(path, index_of(path))
 
 
 def names(directory):
@@ -170,7 +170,7 @@ def test_a_foreign_index(tmp_path, files):
 
 def test_an_index_without_an_end():
     with pytest.raises(DataLossError, match="restore an older one"):
-        names_in("step-1", b"[" * 200_000)
+        checkpoint.files_in("step-1", b"[" * 200_000)
 
 
 @pytest.mark.parametrize("name", ["absent", "folder", "file"])
@@ -449,7 +449,7 @@ def test_a_folder_of_checkpoints_is_none(tmp_path):
     write(tmp_path, 3)
     write(tmp_path, 1)
     with pytest.raises(NotFoundError, match=r"is not a checkpoint.*holds step-3, step-1: latest"):
-        checkpoint.names_in(str(tmp_path), None)
+        checkpoint.files_in(str(tmp_path), None)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 from mpidist import errors
 from strategy import optimizers
 from strategy.checkpoints.cut import Cut, targets_of
+from strategy.client.checkpoints import CheckpointClient
+from strategy.proto import parameter_server_pb2 as pb
 from strategy.server import checkpoints
 
 SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
@@ -24,6 +26,16 @@ SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
 def make():
     with ExitStack() as stack:
         yield lambda **options: Cluster(stack, **options)
+
+
+def ask(connection, method, path):
+    """Ask a ps task to hold its pushes for the save of a file, or to release them."""
+    connection.call(method, pb.HoldRequest(connection=connection.number, path=path))
+
+
+def start_save(connection, path):
+    """Ask a ps task to write a file without any pushes."""
+    return connection.start("Save", pb.SaveRequest(path=path))
 
 
 def values_in(path, servers):
@@ -85,13 +97,13 @@ def test_two_saves_at_once(make, tmp_path):
     strategy = cluster.worker(0)
     v = variable(strategy, "v", 3)
     other = cluster.worker(1)
-    other._connections[1].snapshots.hold("other").wait()
+    ask(other._connections[1], "Hold", "other")
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    strategy._connections[1].snapshots.release("own").wait()  # not for it
+    ask(strategy._connections[1], "Release", "own")  # not for it
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    other._connections[1].snapshots.release("other").wait()
+    ask(other._connections[1], "Release", "other")
     assert v.assign_add(1) == 2
     strategy.save(str(tmp_path))
 
@@ -121,18 +133,21 @@ def test_workers_that_save_at_once_do_each_other_no_harm(make, tmp_path):
     assert all("is being saved already" in message for message in refusals)
 
 
-@pytest.mark.parametrize("where", ["hold", "save"])
+@pytest.mark.parametrize("where", ["Hold", "Save"])
 def test_a_save_that_is_interrupted_holds_nobody_up(make, tmp_path, monkeypatch, where):
     strategy = make(servers=2).worker(0)
     made = [variable(strategy, name, 3) for name in "ab"]
-    snapshots = strategy._connections[1].snapshots
-    call = getattr(snapshots, where)
+    connection = strategy._connections[1]
+    start = connection.start
 
-    def interrupted(*arguments):
-        call(*arguments).wait()
-        raise KeyboardInterrupt
+    def interrupted(method, *arguments, **options):
+        work = start(method, *arguments, **options)
+        if method == where:
+            work.wait()
+            raise KeyboardInterrupt
+        return work
 
-    monkeypatch.setattr(snapshots, where, interrupted)
+    monkeypatch.setattr(connection, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         strategy.save(str(tmp_path))
     assert [v.assign_add(1) for v in made] == [2, 2]
@@ -148,29 +163,32 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
         strategy.save(str(tmp_path / "file"))
     for n in range(2):
         (tmp_path / f"{n}" / "not a file").mkdir(parents=True)
-    works = [
-        connection.snapshots.save(str(tmp_path / f"{n}"), {})
-        for n, connection in enumerate(strategy._connections)
-        if connection.snapshots.hold(str(tmp_path / f"{n}")).wait()
-    ]
+    works = []
+    for n, connection in enumerate(strategy._connections):
+        ask(connection, "Hold", str(tmp_path / f"{n}"))
+        works.append(start_save(connection, str(tmp_path / f"{n}")))
     for work in works:
         with pytest.raises(errors.FailedPreconditionError, match="cannot write"):
             work.wait()
     assert [v.assign_add(1) for v in made] == [2, 2]
 
 
-def test_a_part_to_be_fetched_is_forgotten(make):
+def test_a_part_to_be_fetched_is_discarded_by_the_release(make):
     cluster = make()
-    variable(cluster.worker(0), "v", 3)
-    (connection,) = cluster.worker(0)._connections
-    connection.snapshots.hold("/nowhere/part").wait()
-    nbytes = connection.snapshots.save("/nowhere/part", {}).result()
+    strategy = cluster.worker(0)
+    variable(strategy, "v", 3)
+    (connection,) = strategy._connections
+    ask(connection, "Hold", "/nowhere/part")
+    reply = start_save(connection, "/nowhere/part").result()
+    assert pb.SaveReply.FromString(reply.body).nbytes > 0
     (server,) = cluster.parameter_servers
     assert list(server._checkpoints._parts) == ["/nowhere/part"]
+    ask(connection, "Release", "/nowhere/part")
+    ask(connection, "Release", "/nowhere/part")
+    assert not server._checkpoints._parts
+    client = CheckpointClient([connection], cluster.host(0), 0, {})
     with pytest.raises(errors.FailedPreconditionError, match="'/nowhere/part'"):
-        connection.snapshots.fetch("/nowhere/part", nbytes)
-    connection.snapshots.forget("/nowhere/part").wait()
-    connection.snapshots.forget("/nowhere/part").wait()
+        client.save(["/nowhere/part"])
     assert not server._checkpoints._parts
 
 
@@ -246,12 +264,12 @@ def test_a_release_names_the_save_that_it_releases(make):
     strategy = make().worker(0)
     v = variable(strategy, "v", 3)
     (connection,) = strategy._connections
-    connection.snapshots.hold("first").wait()
-    connection.snapshots.release("second").wait()  # of the same connection
+    ask(connection, "Hold", "first")
+    ask(connection, "Release", "second")  # of the same connection
     with ThreadPoolExecutor(1) as pool:
         change = pool.submit(v.assign_add, 1)
         with pytest.raises(errors.FailedPreconditionError, match="the save of 'second'"):
-            connection.snapshots.save("second", {}).wait()
+            start_save(connection, "second").wait()
         assert not change.done()
-        connection.snapshots.release("first").wait()
+        ask(connection, "Release", "first")
         assert change.result(60) == 2

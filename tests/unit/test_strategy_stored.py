@@ -63,8 +63,7 @@ WAYS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 5))
 )
 def test_parts_are_read_from_other_parts(tmp_path_factory, written, read, slice_bytes, block):
     path = save(tmp_path_factory.mktemp("saved"), *written)
-    names = checkpoint.names_in(path, checkpoint.index_of(path))
-    files = [os.path.join(path, name) for name in names]
+    files = checkpoint.files_in(path, checkpoint.index_of(path))
     found = dict(saved.read_shards(files, {name: origin for name, origin, _ in parts(*read)}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saved, "BLOCK_BYTES", block)
