@@ -1,8 +1,7 @@
-"""Readers of checkpoints: the index of a folder, and the arrays in its files."""
+"""Readers of checkpoints: the variables in their files, in any partitioning."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -10,150 +9,21 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from mpidist import errors
-from strategy.protocol.layout import BLOCK_BYTES, WIDE
+from strategy.protocol.layout import WIDE
 from strategy.protocol.partition import Origin, Part, Shape, whole
-from strategy.protocol.push_message import SLICE_BYTES
 
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-Reader = Callable[[Array, int], None]
-"""Fills a flat array with the elements of a stored array, from an index on."""
-
 _LENGTH = struct.Struct("<Q")
-_FACTS = ("initials", "parts", "reduced")
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A flat array in the files of a checkpoint.
-
-    Attributes:
-        size: Number of elements.
-        dtype: The dtype.
-        read: Reads some of the elements. Raises DataLossError if a file is damaged.
-    """
-
-    size: int
-    dtype: np.dtype[Any]
-    read: Reader
-
-    def slices(self) -> list[tuple[int, int]]:
-        """Return the first and last index of each slice; see :data:`SLICE_BYTES`."""
-        step = SLICE_BYTES // self.dtype.itemsize
-        starts = range(0, max(self.size, 1), step)  # an empty array has one slice
-        return [(start, min(start + step, self.size)) for start in starts]
-
-    def part(self, start: int, stop: int) -> Array:
-        """Read the elements from one index to another."""
-        values = np.empty(stop - start, self.dtype)
-        self.read(values, start)
-        return values
-
-
-def tensors_in(path: str) -> dict[str, tuple[int, int]]:
-    """Return the first and the last offset of each tensor of a safetensors file, by name.
-
-    The file begins with the length of a JSON text, in 8 bytes, and the text. The text has offsets
-    from its own end.
-    """
-    with open(path, "rb") as file:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        described: dict[str, Any] = json.loads(file.read(length))
-    base = _LENGTH.size + length
-    return {
-        name: (base + one["data_offsets"][0], base + one["data_offsets"][1])
-        for name, one in described.items()
-        if name != "__metadata__"
-    }
-
-
-def read_into(out: Array, path: str, start: int) -> None:
-    """Fill an array with the bytes of a file from an offset on. The file is not mapped.
-
-    Raises:
-        DataLossError: The file cannot be read, or is too short.
-    """
-    view = out.view(np.uint8).data  # of NumPy's bfloat16 there is none
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(start)
-            while view.nbytes and (count := file.readinto(view)):
-                view = view[count:]
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if view.nbytes:
-        raise unreadable(path, "it has become shorter")
-
-
-def unreadable(path: str, why: object) -> errors.DataLossError:
-    """Return the error for a file of a checkpoint that cannot be read."""
-    return errors.DataLossError(
-        f"cannot read {path!r} of a checkpoint ({why}); restore an older one"
-    )
-
-
-def joined(part: Part, sources: Sequence[tuple[Part, Reader]]) -> Reader:
-    """Return a reader of a part of a variable, made of readers of other parts along the same axis.
-
-    A part is read as a table with one row for each index before the axis. Each source has adjacent
-    columns of the table.
-    """
-    inner = 1 if part.axis is None else math.prod(part.whole[part.axis + 1 :])
-    width = (part.stop - part.start) * inner
-    places = [
-        ((source.start - part.start) * inner, (source.stop - part.start) * inner, read)
-        for source, read in sources
-    ]
-
-    def read(out: Array, first: int) -> None:
-        for row, column, table in _rectangles(out, first, width):
-            for start, stop, source in places:
-                low, high = max(start, column), min(stop, column + table.shape[1])
-                if low < high:
-                    target = table[:, low - column : high - column]
-                    _read_columns(target, source, stop - start, row, low - start)
-
-    return read
-
-
-def _rectangles(flat: Array, first: int, width: int) -> Iterator[tuple[int, int, Array]]:
-    """Divide elements of a table into rectangles: the end of a row, whole rows, the start of a row.
-
-    Yields:
-        The first row, the first column, and the elements of a rectangle.
-    """
-    place = 0
-    while place < flat.size:
-        row, column = divmod(first + place, width)
-        rows = 1 if column else max((flat.size - place) // width, 1)
-        count = min(rows * width - column, flat.size - place)
-        yield row, column, flat[place : place + count].reshape(rows, -1)
-        place += count
-
-
-def _read_columns(target: Array, read: Reader, width: int, row: int, column: int) -> None:
-    """Fill a table from a wider table, beginning at a row and a column of the wider table."""
-    rows, count = target.shape
-    step = BLOCK_BYTES // (width * target.itemsize)
-    if rows == 1 or step <= 1:
-        for number, values in enumerate(target, row):
-            read(values, number * width + column)
-        return
-    for begin in range(0, rows, step):
-        here = target[begin : begin + step]
-        table = np.empty((len(here), width), target.dtype)
-        read(table.reshape(-1), (row + begin) * width)
-        here[...] = table[:, column : column + count]
-
 
 # NumPy's names of dtypes, by the names in safetensors files.
 _DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
@@ -161,6 +31,19 @@ _DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
     for kind in ("int", "uint", "float")
     for bits in (8, 16, 32, 64)
 }
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in the files of a checkpoint.
+
+    Attributes:
+        dtype: The dtype.
+        read: Reads the array, flat. Raises DataLossError if a file is damaged.
+    """
+
+    dtype: np.dtype[Any]
+    read: Callable[[], Array]
 
 
 @dataclass
@@ -180,33 +63,86 @@ class Saved:
     initials: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in a safetensors file.
+
+    Attributes:
+        dtype: Name of the dtype: NumPy's, or that of safetensors if NumPy does not know the dtype.
+        shape: The shape.
+        start: Offset of the data in the file in bytes.
+    """
+
+    dtype: str
+    shape: Shape
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
 @dataclass
 class _Piece:
     """A part of a variable in a file of a checkpoint.
 
     Attributes:
         path: Path of the file.
-        name: Name of the part in the file.
         part: The part.
-        dtypes: Name of each tensor's dtype, by kind: ``data`` or ``slot:<slot>``.
-        starts: Offset of each tensor in the file in bytes, by kind.
-        sizes: Number of elements of each tensor, by kind.
+        tensors: Its tensors by kind: ``data`` or ``slot:<slot>``.
         steps: See :class:`Saved`.
         initials: See :class:`Saved`.
     """
 
     path: str
-    name: str
     part: Part
-    dtypes: dict[str, str]
-    starts: dict[str, int]
-    sizes: dict[str, int]
+    tensors: dict[str, _Tensor]
     steps: dict[str, int]
     initials: dict[str, float]
 
     def has_all_elements(self, kind: str) -> bool:
         """Return whether a tensor has an element for each element of the part."""
-        return self.sizes.get(kind) in (None, self.sizes["data"])
+        return kind not in self.tensors or self.tensors[kind].size == self.tensors["data"].size
+
+    def read(self, kind: str) -> Array:
+        """Read a tensor, flat."""
+        tensor = self.tensors[kind]
+        out = _empty((tensor.size,), tensor.dtype)
+        self.read_into(out, kind)
+        return _native(out)
+
+    def read_into(self, out: Array, kind: str, first: int = 0) -> None:
+        """Read elements of a tensor, from an index on, into a contiguous little-endian array.
+
+        Raises:
+            DataLossError: The file cannot be read, or is too short.
+        """
+        view = out.reshape(-1).view(np.uint8)  # NumPy's bfloat16 has no buffer
+        try:
+            # The file is not mapped: access to a mapped file that becomes shorter ends the process.
+            with open(self.path, "rb") as file:
+                file.seek(self.tensors[kind].start + first * out.itemsize)
+                if file.readinto(view.data) < view.size:
+                    raise unreadable(self.path, "it has become shorter")
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+
+def _empty(shape: Shape, dtype: str) -> Array:
+    """Return a new array for the data of a safetensors file, which are little-endian."""
+    return np.empty(shape, np.dtype(dtype).newbyteorder("<"))
+
+
+def _native(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def unreadable(path: str, why: object) -> errors.DataLossError:
+    """Return the error for a file of a checkpoint that cannot be read."""
+    return errors.DataLossError(
+        f"cannot read {path!r} of a checkpoint ({why}); restore an older one"
+    )
 
 
 def read_layouts(
@@ -226,7 +162,7 @@ def read_layouts(
         DataLossError: A file is missing or damaged.
     """
     return {
-        name: (pieces[0].part.whole, pieces[0].dtypes["data"])
+        name: (pieces[0].part.whole, pieces[0].tensors["data"].dtype)
         for name, pieces in _wanted_pieces(paths, wanted).items()
     }
 
@@ -250,30 +186,26 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
         DataLossError: A file is missing or damaged.
     """
     for name, pieces in _wanted_pieces(paths, wanted).items():
-        part = _like_saved(wanted[name].part, pieces)
-        size = math.prod(part.shape)
-        dtypes = {kind: dtype for piece in pieces for kind, dtype in piece.dtypes.items()}
-        arrays = {
-            kind: Stored(size, np.dtype(dtype), _reader(pieces, part, kind))
-            for kind, dtype in dtypes.items()
-            if all(piece.has_all_elements(kind) for piece in pieces)
-        }
-        same = [piece for piece in pieces if piece.part == wanted[name].part]
-        for kind in dtypes.keys() - arrays.keys():
-            for piece in [piece for piece in same if kind in piece.dtypes]:
-                dtype, size = np.dtype(piece.dtypes[kind]), piece.sizes[kind]
-                arrays[kind] = Stored(size, dtype, _piece_reader(piece, kind, 0.0))
-        found = set(arrays)
+        part = wanted[name].part
+        dtypes = {kind: one.dtype for piece in pieces for kind, one in piece.tensors.items()}
+        arrays: dict[str, Stored] = {}
+        for kind, dtype in dtypes.items():
+            if all(piece.has_all_elements(kind) for piece in pieces):
+                arrays[kind] = Stored(np.dtype(dtype), partial(_read_part, pieces, part, kind))
+                continue
+            for piece in pieces:  # at most one is equal to the part
+                if piece.part == part and kind in piece.tensors:
+                    arrays[kind] = Stored(np.dtype(dtype), partial(piece.read, kind))
+        anew = {kind.removeprefix("slot:").split("/")[0] for kind in dtypes.keys() - arrays.keys()}
         saved = Saved(arrays.pop("data"), {}, {}, {})
         saved.slots = {kind.removeprefix("slot:"): array for kind, array in arrays.items()}
         for piece in pieces:
             saved.initials |= piece.initials
             saved.steps |= {
-                kind: max(steps, saved.steps.get(kind, 0)) for kind, steps in piece.steps.items()
+                optimizer: max(steps, saved.steps.get(optimizer, 0))
+                for optimizer, steps in piece.steps.items()
             }
-        for optimizer in {
-            kind.removeprefix("slot:").split("/")[0] for kind in dtypes.keys() - found
-        }:
+        for optimizer in anew:
             logger.warning(
                 "optimizer %r begins anew for %r: its slots in the checkpoint are of other parts "
                 "of the variable",
@@ -289,39 +221,75 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
     variables = {origin.variable for origin in wanted.values()}
     found: dict[str, list[_Piece]] = {}
     for path in paths:
-        with _opened(path) as (file, facts):
-            dtypes: dict[str, dict[str, str]] = {}
-            shapes: dict[str, list[int]] = {}
-            places = tensors_in(path)
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                name, _, kind = key.partition(":")
-                tensor = file.get_slice(key)
-                dtype = tensor.get_dtype()
-                dtypes.setdefault(name, {})[kind] = _DTYPES.get(dtype, dtype)
-                shapes[key] = tensor.get_shape()
-            for name, kinds in dtypes.items():
-                origin = _origin(name, tuple(shapes[f"{name}:data"]), facts["parts"].get(name))
-                if origin.variable not in variables:
-                    continue
-                sizes = {kind: math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
-                reduced = {f"slot:{key}" for key in facts["reduced"].get(name, ())}
-                equal = {sizes[kind] for kind in kinds.keys() - reduced}
-                if equal != {math.prod(origin.part.shape)}:
-                    raise ValueError(f"tensors of {name!r} are not equally large")
-                # NumPy must know the dtypes of the slots. check_fits compares the data's dtype.
-                for kind in kinds.keys() - {"data"}:
-                    np.dtype(kinds[kind])
-                starts = {kind: places[f"{name}:{kind}"][0] for kind in kinds}
-                steps = {kind: int(n) for kind, n in facts["steps"][name].items()}
-                initials = {k: float(v) for k, v in facts["initials"].get(name, {}).items()}
-                piece = _Piece(path, name, origin.part, kinds, starts, sizes, steps, initials)
-                found.setdefault(origin.variable, []).append(piece)
+        try:
+            for variable, piece in _pieces_in(path, variables):
+                found.setdefault(variable, []).append(piece)
+        except Exception as error:
+            raise unreadable(path, error) from error
     for variable, pieces in found.items():
         pieces.sort(key=lambda piece: piece.part.start)
         _check_complete(variable, pieces)
     return {
         name: found[origin.variable] for name, origin in wanted.items() if origin.variable in found
     }
+
+
+def _pieces_in(path: str, variables: set[str]) -> Iterator[tuple[str, _Piece]]:
+    """Find the parts of variables in a file.
+
+    Yields:
+        The name of a variable, and a part of it.
+
+    Raises:
+        Exception: The file is damaged.
+    """
+    tensors, metadata = _parse(path)
+    facts = {key: json.loads(metadata.get(key, "{}")) for key in ("initials", "parts", "reduced")}
+    steps = json.loads(metadata["steps"])
+    by_name: dict[str, dict[str, _Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.partition(":")
+        by_name.setdefault(name, {})[kind] = tensor
+    for name, own in by_name.items():
+        origin = _origin(name, own["data"].shape, facts["parts"].get(name))
+        if origin.variable not in variables:
+            continue
+        reduced = {f"slot:{key}" for key in facts["reduced"].get(name, ())}
+        if {own[kind].size for kind in own.keys() - reduced} != {math.prod(origin.part.shape)}:
+            raise ValueError(f"tensors of {name!r} are not equally large")
+        # NumPy must know the dtypes of the slots. check_fits compares the data's dtype.
+        for kind in own.keys() - {"data"}:
+            np.dtype(own[kind].dtype)
+        own_steps = {optimizer: int(n) for optimizer, n in steps[name].items()}
+        initials = {key: float(v) for key, v in facts["initials"].get(name, {}).items()}
+        yield origin.variable, _Piece(path, origin.part, own, own_steps, initials)
+
+
+def _parse(path: str) -> tuple[dict[str, _Tensor], dict[str, str]]:
+    """Parse the header of a safetensors file. Return its tensors by name, and its metadata.
+
+    The file begins with the length of a JSON text, in 8 bytes, and the text. The text has offsets
+    from its own end.
+
+    Raises:
+        Exception: The file is damaged.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        described: dict[str, Any] = json.loads(file.read(min(length, size)))
+    base = _LENGTH.size + length
+    metadata: dict[str, str] = described.pop("__metadata__")
+    tensors: dict[str, _Tensor] = {}
+    for name, one in described.items():
+        start, stop = one["data_offsets"]
+        dtype = _DTYPES.get(one["dtype"])
+        tensor = _Tensor(dtype or one["dtype"], tuple(one["shape"]), base + start)
+        nbytes = tensor.size * np.dtype(dtype).itemsize if dtype else stop - start
+        if start < 0 or stop - start != nbytes or base + stop > size:
+            raise ValueError(f"the data of {name!r} are incomplete")
+        tensors[name] = tensor
+    return tensors, metadata
 
 
 def _origin(name: str, shape: Shape, told: Mapping[str, Any] | None) -> Origin:
@@ -335,10 +303,10 @@ def _check_complete(variable: str, pieces: Sequence[_Piece]) -> None:
     """Raise DataLossError unless the parts match and cover the variable exactly once."""
     first = pieces[0]
     kinds = {(piece.part.whole, piece.part.axis) for piece in pieces}
-    dtypes = {pair for piece in pieces for pair in piece.dtypes.items()}
+    dtypes = {(kind, one.dtype) for piece in pieces for kind, one in piece.tensors.items()}
     alike = len(kinds) == 1 and len(dtypes) == len(dict(dtypes))
     ends = [0, *(piece.part.stop for piece in pieces)]
-    starts = [*(piece.part.start for piece in pieces), _all_of(pieces, first.part.axis).stop]
+    starts = [*(piece.part.start for piece in pieces), _all_of(first.part).stop]
     if not alike or ends != starts:
         raise errors.DataLossError(
             f"the checkpoint {os.path.dirname(first.path)!r} does not have all parts of variable "
@@ -346,68 +314,53 @@ def _check_complete(variable: str, pieces: Sequence[_Piece]) -> None:
         )
 
 
-def _all_of(pieces: Sequence[_Piece], axis: int | None) -> Part:
-    part = whole(pieces[0].part.whole).along(axis)
-    assert part is not None
-    return part
+def _all_of(part: Part) -> Part:
+    """Return the whole variable of a part, along the axis of the part."""
+    everything = whole(part.whole).along(part.axis)
+    assert everything is not None
+    return everything
 
 
-def _like_saved(part: Part, pieces: Sequence[_Piece]) -> Part:
-    """Return a part along the axis of the saved parts if possible, else the part itself."""
-    return part.along(pieces[0].part.axis) or part
+def _read_part(pieces: Sequence[_Piece], part: Part, kind: str) -> Array:
+    """Read one kind of tensor of a part of a variable, flat, from the saved parts."""
+    axis = pieces[0].part.axis or None  # rows are a range of the flattened elements, too
+    own = part.along(axis)
+    if own is None:  # no range of the saved parts' axis: take the part out of the whole variable
+        values = _read_part(pieces, _all_of(pieces[0].part), kind)
+        return np.ascontiguousarray(part.of(values.reshape(part.whole))).reshape(-1)
+    (dtype,) = {piece.tensors[kind].dtype for piece in pieces if kind in piece.tensors}
+    out = _empty(own.shape, dtype)
+    for piece in pieces:
+        source = piece.part.along(axis)
+        assert source is not None
+        start, stop = max(source.start, own.start), min(source.stop, own.stop)
+        if start >= stop:
+            continue
+        overlap = Part(part.whole, axis, start, stop)
+        target = overlap.within(own, out)
+        if kind not in piece.tensors:
+            _fill_missing(target, kind, piece, pieces, overlap)
+        elif axis is None:  # only the range, because the variable may be much larger
+            piece.read_into(target, kind, start - source.start)
+        else:
+            target[...] = overlap.within(source, piece.read(kind).reshape(source.shape))
+    return _native(out).reshape(-1)
 
 
-def _reader(pieces: Sequence[_Piece], part: Part, kind: str) -> Reader:
-    """Return a reader of one kind of tensor of a part, made of readers of the saved parts."""
-    initials = {key: value for piece in pieces for key, value in piece.initials.items()}
-    initial = initials.get(kind.removeprefix("slot:"), 0.0)
-    axes = {piece.part.along(part.axis) is not None for piece in pieces}
-    axis = part.axis if axes == {True} else pieces[0].part.axis
-    sources = [
-        (stretch, _piece_reader(piece, kind, initial))
-        for piece in pieces
-        if (stretch := piece.part.along(axis)) is not None  # true for all
-    ]
-    # Readers along another axis are joined to the whole variable, whose order has no axis.
-    if axis != part.axis:
-        sources = [(_all_of(pieces, part.axis), joined(_all_of(pieces, axis), sources))]
-    return joined(part, sources)
+def _fill_missing(
+    target: Array, kind: str, piece: _Piece, pieces: Sequence[_Piece], overlap: Part
+) -> None:
+    """Fill in a slot that only other parts have, because the save ran during a push.
 
-
-def _piece_reader(piece: _Piece, kind: str, initial: float) -> Reader:
-    """Return a reader of one kind of tensor of a saved part.
-
-    If the save ran during a push, a slot may exist in other parts only. The reader then fills
-    in the initial value of the slot.
+    Float32 copies come from the values. Other slots get their initial value.
     """
-    if kind not in piece.dtypes and not kind.endswith(WIDE):
-        return lambda out, _: out.fill(initial)
-    source = kind if kind in piece.dtypes else "data"
-    dtype, start = np.dtype(piece.dtypes[source]).newbyteorder("<"), piece.starts[source]
-
-    def read(out: Array, first: int) -> None:
-        values = out if out.dtype == dtype else np.empty(out.size, dtype)
-        read_into(values, piece.path, start + first * dtype.itemsize)
-        if values is not out:
-            out[...] = values
-
-    return read
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
-    """Open a file of a checkpoint. Raise any error of the ``with`` block as a DataLossError.
-
-    Yields:
-        The file and its metadata.
-    """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata()
-            facts = {key: json.loads(metadata.get(key, "{}")) for key in _FACTS}
-            yield file, facts | {"steps": json.loads(metadata["steps"])}
-    except Exception as error:
-        raise unreadable(path, error) from error
+    if kind.endswith(WIDE):
+        source = piece.part.along(overlap.axis)
+        assert source is not None
+        target[...] = overlap.within(source, piece.read("data").reshape(source.shape))
+    else:
+        initials = {key: value for one in pieces for key, value in one.initials.items()}
+        target.fill(initials.get(kind.removeprefix("slot:"), 0.0))
 
 
 def check_fits(name: str, shape: Shape, dtype: str, origin: Origin, own: np.dtype[Any]) -> None:

@@ -16,6 +16,7 @@ from mpidist import Work, errors, gather_works
 from mpidist.config import config as settings
 from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.cut import Key, targets_of
+from strategy.client.changes import slices_of
 from strategy.client.connection import LOOK_S, Connection
 from strategy.client.pull import RemoteVariable
 from strategy.proto import parameter_server_pb2 as pb
@@ -232,7 +233,7 @@ def _send_variable(connection: Connection, number: int, found: saved.Saved) -> N
     """Replace the values and slots of a variable on a ps task by those of a checkpoint."""
     slots = {name: slot.dtype.name for name, slot in found.slots.items()}
     state = pb.VariableState(slots=slots, steps=found.steps, initials=found.initials)
-    # One array after the other, because the ps task collects all slices of an array.
+    # One array after the other, because this process and the ps task collect a whole array.
     _send_array(connection, found.data, pb.RestoreArrayRequest(variable=number, state=state))
     for name, slot in found.slots.items():
         asked = pb.RestoreArrayRequest(variable=number, slot=name, dtype=slots[name])
@@ -242,7 +243,7 @@ def _send_variable(connection: Connection, number: int, found: saved.Saved) -> N
 def _send_array(
     connection: Connection, stored: saved.Stored, asked: pb.RestoreArrayRequest
 ) -> None:
-    places = stored.slices()
-    asked.connection, asked.slices = connection.number, len(places) - 1
-    # Read slice by slice, because this process may have no memory for the whole array.
-    connection.send_array("RestoreArray", asked, (stored.part(*one) for one in places))
+    array = stored.read()
+    slices = slices_of(array) or [array]  # the last message carries an array, also an empty one
+    asked.connection, asked.slices = connection.number, len(slices) - 1
+    connection.send_array("RestoreArray", asked, slices)

@@ -408,7 +408,7 @@ class Connection:
         self.metrics.note("push", begin)
         return work
 
-    def send_array(self, method: str, message: Any, slices: Iterable[Array]) -> None:
+    def send_array(self, method: str, message: Any, slices: Sequence[Array]) -> None:
         """Call a method with an array in slices. No push is sent between the slices.
 
         Args:
@@ -417,14 +417,10 @@ class Connection:
             slices: The slices, at least one. PushSlice messages carry all but the last.
         """
         with self._pushing:
-            last: Array | None = None
-            for index, array in enumerate(slices, -1):
-                if last is not None:
-                    request = pb.SliceRequest(connection=self.number, index=index)
-                    self.start("PushSlice", request, (last,)).wait()
-                last = array
-            assert last is not None
-            self.start(method, message, (last,)).wait()
+            for index, array in enumerate(slices[:-1]):
+                request = pb.SliceRequest(connection=self.number, index=index)
+                self.start("PushSlice", request, (array,)).wait()
+            self.start(method, message, (slices[-1],)).wait()
 
     def pass_by(self, sent: Sequence[int]) -> None:
         """Send an empty push in place of the part of a failed push.

@@ -76,6 +76,9 @@ class Part:
         """Return the same elements as a part along another axis; None if there is none."""
         if axis == self.axis:
             return self
+        if axis is None and self.axis == 0:
+            width = math.prod(self.whole[1:])
+            return Part(self.whole, None, self.start * width, self.stop * width)
         if not self.is_whole:
             return None
         return Part(

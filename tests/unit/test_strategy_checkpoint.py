@@ -61,13 +61,6 @@ def write(directory, step, shards=(), keep=3, servers=1):
     return writing.path
 
 
-def all_of(stored):
-    """All of an array in a checkpoint."""
-    values = np.empty(stored.size, stored.dtype)
-    stored.read(values, 0)
-    return values
-
-
 def files_in(path):
     return checkpoint.files_in(path, index_of(path))
 
@@ -88,11 +81,11 @@ def test_round_trip(tmp_path, servers):
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
         assert found[name].data.dtype == value.dtype
-        np.testing.assert_array_equal(all_of(found[name].data), value.reshape(-1))
+        np.testing.assert_array_equal(found[name].data.read(), value.reshape(-1))
     weights = found["weights/with.odd name"]
     assert weights.steps == {"Adam": 3, "assign": 1}
     assert set(weights.slots) == {"Adam/m", "Adam/v"}
-    np.testing.assert_array_equal(all_of(weights.slots["Adam/v"]), np.arange(12.0))
+    np.testing.assert_array_equal(weights.slots["Adam/v"].read(), np.arange(12.0))
     assert found["scalar"].slots == {}
 
 
@@ -246,7 +239,7 @@ def test_a_full_disk_takes_nothing_away_and_leaves_nothing_behind(
     (last,) = (one for one in checkpoints(str(tmp_path)) if "step-4" in one)
     assert names(tmp_path) == ["step-3", os.path.basename(last)]
     found = dict(saved.read_shards(files_in(last), wanted(["a"])))
-    np.testing.assert_array_equal(all_of(found["a"].data), [1, 1])
+    np.testing.assert_array_equal(found["a"].data.read(), [1, 1])
     save()
     assert checkpoints(str(tmp_path)) == [str(tmp_path / "step-3"), path]
 
@@ -324,7 +317,7 @@ def test_two_that_are_written_at_once(tmp_path):
         checkpoint.write_shards(first.paths[0], [owned("a", np.full(2, 2.0))])
     assert names(tmp_path) == ["step-4"]
     found = dict(saved.read_shards(files_in(first.path), wanted(["a"])))
-    np.testing.assert_array_equal(all_of(found["a"].data), [2, 2])
+    np.testing.assert_array_equal(found["a"].data.read(), [2, 2])
 
 
 def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatch):
@@ -472,7 +465,7 @@ def test_the_same_step_twice(tmp_path):
     path = write(tmp_path, 4, [owned("a", np.full(2, 9.0))])
     assert names(tmp_path) == ["step-4"]
     found = dict(saved.read_shards(files_in(path), wanted(["a"])))
-    np.testing.assert_array_equal(all_of(found["a"].data), [9, 9])
+    np.testing.assert_array_equal(found["a"].data.read(), [9, 9])
 
 
 def test_values_that_do_not_fit():

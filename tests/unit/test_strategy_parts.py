@@ -88,6 +88,7 @@ def test_the_whole():
     assert part.is_whole
     assert part.along(1) == Part((2, 3), 1, 0, 3)
     assert Part((2, 3), 0, 0, 1).along(1) is None
+    assert Part((2, 3), 0, 1, 2).along(None) == Part((2, 3), None, 3, 6)
     assert divided("v", (), FLOAT, lambda shape, dtype: 1 / 0) == [whole(())]
 
 
