@@ -98,21 +98,20 @@ def write_shards(path: str, shards: Iterable[Shard]) -> None:
     """
     tensors: dict[str, Array] = {}
     steps: dict[str, dict[str, int]] = {}
-    initials: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, Any]] = {}
     reduced: dict[str, list[str]] = {}  # slots without an element for each element of the variable
     for shard in shards:
         if not shard.version:  # no worker has pushed the initial value
             continue
         tensors[f"{shard.name}:data"] = shard.data
-        steps[shard.name], initials[shard.name] = shard.steps, shard.initials
+        steps[shard.name] = shard.steps
         for key, slot in shard.slots_on_host().items():
             tensors[f"{shard.name}:slot:{key}"] = slot
             if slot.size != shard.layout.size:
                 reduced.setdefault(shard.name, []).append(key)
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)
-    facts = {"steps": steps, "initials": initials, "parts": parts, "reduced": reduced}
+    facts = {"steps": steps, "parts": parts, "reduced": reduced}
     with reported(path):
         save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
         with open(path, "rb") as file:

@@ -54,13 +54,11 @@ class Saved:
         data: The values.
         slots: Optimizer slots by ``<name of the optimizer>/<slot>``.
         steps: Number of updates by each optimizer.
-        initials: Initial value of each slot that does not begin with 0.
     """
 
     data: Stored
     slots: dict[str, Stored]
     steps: dict[str, int]
-    initials: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,16 @@ class _Piece:
         part: The part.
         tensors: Its tensors by kind: ``data`` or ``slot:<slot>``.
         steps: See :class:`Saved`.
-        initials: See :class:`Saved`.
     """
 
     path: str
     part: Part
     tensors: dict[str, _Tensor]
     steps: dict[str, int]
-    initials: dict[str, float]
 
     def has_all_elements(self, kind: str) -> bool:
-        """Return whether a tensor has an element for each element of the part."""
-        return kind not in self.tensors or self.tensors[kind].size == self.tensors["data"].size
+        """Return whether there is a tensor with an element for each element of the part."""
+        return kind in self.tensors and self.tensors[kind].size == self.tensors["data"].size
 
     def read(self, kind: str) -> Array:
         """Read a tensor, flat."""
@@ -171,8 +167,9 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
     """Find variables or parts of variables in a checkpoint, in any partitioning.
 
     Slots that do not have an element for each element of the variable, as those of Adafactor,
-    cannot be divided anew. If the partitioning differs, they and the numbers of updates are left
-    out.
+    cannot be divided anew. Neither can slots that only some of the saved parts have, because a ps
+    task had no memory for the slot or a worker was interrupted in a push. If the partitioning
+    differs, all slots of such an optimizer and its numbers of updates are left out.
 
     Args:
         paths: See :func:`read_layouts`.
@@ -196,11 +193,16 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
             for piece in pieces:  # at most one is equal to the part
                 if piece.part == part and kind in piece.tensors:
                     arrays[kind] = Stored(np.dtype(dtype), partial(piece.read, kind))
-        anew = {kind.removeprefix("slot:").split("/")[0] for kind in dtypes.keys() - arrays.keys()}
-        saved = Saved(arrays.pop("data"), {}, {}, {})
-        saved.slots = {kind.removeprefix("slot:"): array for kind, array in arrays.items()}
+        # The ps task makes missing float32 copies of halves from the values.
+        left = [kind for kind in dtypes.keys() - arrays.keys() if not kind.endswith(WIDE)]
+        anew = {_optimizer_of(kind) for kind in left}
+        saved = Saved(arrays.pop("data"), {}, {})
+        saved.slots = {
+            kind.removeprefix("slot:"): array
+            for kind, array in arrays.items()
+            if kind.endswith(WIDE) or _optimizer_of(kind) not in anew
+        }
         for piece in pieces:
-            saved.initials |= piece.initials
             saved.steps |= {
                 optimizer: max(steps, saved.steps.get(optimizer, 0))
                 for optimizer, steps in piece.steps.items()
@@ -214,6 +216,10 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
             )
             saved.steps.pop(optimizer, None)
         yield name, saved
+
+
+def _optimizer_of(kind: str) -> str:
+    return kind.removeprefix("slot:").split("/")[0]
 
 
 def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, list[_Piece]]:
@@ -244,7 +250,7 @@ def _pieces_in(path: str, variables: set[str]) -> Iterator[tuple[str, _Piece]]:
         Exception: The file is damaged.
     """
     tensors, metadata = _parse(path)
-    facts = {key: json.loads(metadata.get(key, "{}")) for key in ("initials", "parts", "reduced")}
+    facts = {key: json.loads(metadata.get(key, "{}")) for key in ("parts", "reduced")}
     steps = json.loads(metadata["steps"])
     by_name: dict[str, dict[str, _Tensor]] = {}
     for key, tensor in tensors.items():
@@ -261,8 +267,7 @@ def _pieces_in(path: str, variables: set[str]) -> Iterator[tuple[str, _Piece]]:
         for kind in own.keys() - {"data"}:
             np.dtype(own[kind].dtype)
         own_steps = {optimizer: int(n) for optimizer, n in steps[name].items()}
-        initials = {key: float(v) for key, v in facts["initials"].get(name, {}).items()}
-        yield origin.variable, _Piece(path, origin.part, own, own_steps, initials)
+        yield origin.variable, _Piece(path, origin.part, own, own_steps)
 
 
 def _parse(path: str) -> tuple[dict[str, _Tensor], dict[str, str]]:
@@ -328,8 +333,7 @@ def _read_part(pieces: Sequence[_Piece], part: Part, kind: str) -> Array:
     if own is None:  # no range of the saved parts' axis: take the part out of the whole variable
         values = _read_part(pieces, _all_of(pieces[0].part), kind)
         return np.ascontiguousarray(part.of(values.reshape(part.whole))).reshape(-1)
-    (dtype,) = {piece.tensors[kind].dtype for piece in pieces if kind in piece.tensors}
-    out = _empty(own.shape, dtype)
+    out = _empty(own.shape, pieces[0].tensors[kind].dtype)
     for piece in pieces:
         source = piece.part.along(axis)
         assert source is not None
@@ -338,29 +342,11 @@ def _read_part(pieces: Sequence[_Piece], part: Part, kind: str) -> Array:
             continue
         overlap = Part(part.whole, axis, start, stop)
         target = overlap.within(own, out)
-        if kind not in piece.tensors:
-            _fill_missing(target, kind, piece, pieces, overlap)
-        elif axis is None:  # only the range, because the variable may be much larger
+        if axis is None:  # only the range, because the variable may be much larger
             piece.read_into(target, kind, start - source.start)
         else:
             target[...] = overlap.within(source, piece.read(kind).reshape(source.shape))
     return _native(out).reshape(-1)
-
-
-def _fill_missing(
-    target: Array, kind: str, piece: _Piece, pieces: Sequence[_Piece], overlap: Part
-) -> None:
-    """Fill in a slot that only other parts have, because the save ran during a push.
-
-    Float32 copies come from the values. Other slots get their initial value.
-    """
-    if kind.endswith(WIDE):
-        source = piece.part.along(overlap.axis)
-        assert source is not None
-        target[...] = overlap.within(source, piece.read("data").reshape(source.shape))
-    else:
-        initials = {key: value for one in pieces for key, value in one.initials.items()}
-        target.fill(initials.get(kind.removeprefix("slot:"), 0.0))
 
 
 def check_fits(name: str, shape: Shape, dtype: str, origin: Origin, own: np.dtype[Any]) -> None:

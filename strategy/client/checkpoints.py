@@ -232,7 +232,7 @@ def _variables_of(connection: Connection) -> Sequence[pb.ServedVariable]:
 def _send_variable(connection: Connection, number: int, found: saved.Saved) -> None:
     """Replace the values and slots of a variable on a ps task by those of a checkpoint."""
     slots = {name: slot.dtype.name for name, slot in found.slots.items()}
-    state = pb.VariableState(slots=slots, steps=found.steps, initials=found.initials)
+    state = pb.VariableState(slots=slots, steps=found.steps)
     # One array after the other, because this process and the ps task collect a whole array.
     _send_array(connection, found.data, pb.RestoreArrayRequest(variable=number, state=state))
     for name, slot in found.slots.items():

@@ -368,7 +368,7 @@ class RestoreArrayRequest(_message.Message):
     def __init__(self, connection: _Optional[int] = ..., variable: _Optional[int] = ..., slices: _Optional[int] = ..., slot: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[_Union[VariableState, _Mapping]] = ...) -> None: ...
 
 class VariableState(_message.Message):
-    __slots__ = ("slots", "steps", "initials")
+    __slots__ = ("slots", "steps")
     class SlotsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,17 +383,8 @@ class VariableState(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class InitialsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    INITIALS_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.ScalarMap[str, str]
     steps: _containers.ScalarMap[str, int]
-    initials: _containers.ScalarMap[str, float]
-    def __init__(self, slots: _Optional[_Mapping[str, str]] = ..., steps: _Optional[_Mapping[str, int]] = ..., initials: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, slots: _Optional[_Mapping[str, str]] = ..., steps: _Optional[_Mapping[str, int]] = ...) -> None: ...

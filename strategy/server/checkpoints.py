@@ -220,8 +220,7 @@ class ServedCheckpoints:
                 shard.restore_slot(asked.slot, values)
             else:
                 slots = {name: np.dtype(kind) for name, kind in asked.state.slots.items()}
-                facts = dict(asked.state.steps), dict(asked.state.initials)
-                shard.restore(values, slots, *facts)
+                shard.restore(values, slots, dict(asked.state.steps))
 
     def forget_strategy(self, strategy: str) -> None:
         """Forget the restores under a name whose connections were all closed."""

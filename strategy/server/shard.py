@@ -295,7 +295,6 @@ class Shard(ShardView):
         gpu: Index of the GPU that holds the values and slots. ``memory`` then holds a copy of the
             values. None for a shard on the host.
         slots: Optimizer slots, flat, by ``<name of the optimizer>/<slot>``.
-        initials: Initial values of slots that do not begin with 0, by the keys of ``slots``.
         steps: Number of updates by each rule, by name of the optimizer.
     """
 
@@ -319,7 +318,6 @@ class Shard(ShardView):
         self.name = name
         self.span = span
         self.slots: dict[str, Array] = {}
-        self.initials: dict[str, float] = {}
         self.steps: dict[str, int] = {}
         self._scratch = Scratch() if scratch is None else scratch
 
@@ -356,8 +354,6 @@ class Shard(ShardView):
         if known is None or known.size != wanted:  # a checkpoint may have slots of another size
             kind = np.dtype(dtype or self.layout.dtype)
             known = self.slots[name] = self._new_slot(name, initial, kind, wanted)
-            if initial:
-                self.initials[name] = initial
         return known
 
     def slots_on_host(self) -> Mapping[str, Array]:
@@ -583,7 +579,6 @@ class Shard(ShardView):
         values: Sequence[Array],
         slots: Mapping[str, np.dtype[Any]],
         steps: dict[str, int],
-        initials: dict[str, float],
     ) -> None:
         """Replace the values and the numbers of updates.
 
@@ -593,7 +588,6 @@ class Shard(ShardView):
             values: The values, flat, in slices of whole blocks.
             slots: The dtypes of the slots in the checkpoint, which :meth:`restore_slot` replaces.
             steps: Number of updates by each optimizer.
-            initials: Initial value of each slot that does not begin with 0.
         """
         self.slots = {
             key: slot
@@ -601,7 +595,7 @@ class Shard(ShardView):
             if key in slots and slots[key] == slot.dtype  # None would be equal to float64
         }
         self.apply(":assign", ASSIGN, (), in_blocks(values, self.layout.dtype))
-        self.initials, self.steps = initials, steps
+        self.steps = steps
 
     def _updater(
         self, name: str, rule: Rule, numbers: Sequence[float]
