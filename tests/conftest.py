@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Helpers assert what they await: python -O must not take that away.
 pytest.register_assert_rewrite("_cases")
 
-from _cases import host_kernels, stand_in_cupy, stand_in_nccl  # noqa: E402
+from _cases import stand_in_cupy, stand_in_nccl  # noqa: E402
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -44,11 +44,3 @@ def xp_module(request):
 def xp(xp_module):
     """The same, for tests that are no properties."""
     return xp_module
-
-
-@pytest.fixture
-def compiling_xp(xp):
-    """The same, for tests of kernels: the stand-in compiles them for the host."""
-    if xp is stand_in_cupy and host_kernels.compiler() is None:
-        pytest.skip("no C++ compiler (c++ or g++) is here to compile kernels for the host")
-    return xp

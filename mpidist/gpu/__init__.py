@@ -11,7 +11,8 @@ from mpidist.gpu.cupy_api import (
     why_no_gpu,
 )
 from mpidist.gpu.device_array import DeviceArray, lies_on_gpu
-from mpidist.gpu.kernels import HALVES_TEXT, Kernel, kernel
+from mpidist.gpu.kernels import divided, stored_as, widened
+from mpidist.gpu.persistent import allocate_persistent, pin
 from mpidist.gpu.staging import (
     Download,
     HostStaging,
@@ -22,19 +23,21 @@ from mpidist.gpu.staging import (
     layout_of,
     stage,
 )
-from mpidist.gpu.staging_stream import Pinned, StagingStream, allocate_persistent, pin
-from mpidist.gpu.streams import current_stream, record_event, synchronize, wait_for
+from mpidist.gpu.streams import (
+    current_stream,
+    new_stream,
+    record_event,
+    synchronize,
+    use_stream,
+    wait_for,
+)
 
 __all__ = [
     "DeviceArray",
     "Download",
-    "HALVES_TEXT",
     "HostStaging",
-    "Kernel",
-    "Pinned",
     "PrefetchBatch",
     "Prefetcher",
-    "StagingStream",
     "Upload",
     "allocate_persistent",
     "bus_id",
@@ -43,16 +46,20 @@ __all__ = [
     "cupy",
     "current_stream",
     "device_count",
+    "divided",
     "has_dtype",
-    "kernel",
     "layout_of",
     "lies_on_gpu",
     "make_current",
+    "new_stream",
     "on_device",
     "pin",
     "record_event",
     "stage",
+    "stored_as",
     "synchronize",
+    "use_stream",
     "wait_for",
     "why_no_gpu",
+    "widened",
 ]

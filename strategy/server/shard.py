@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,10 +152,6 @@ class Neighbors:
             np.add(self._versions, _ONE, self._versions)
 
 
-End = Callable[[], object]
-"""Waits until the update of a block has ended. Raises the error of the update."""
-
-
 class Scratch:
     """Temporary arrays of one block, shared by the shards of a server.
 
@@ -232,7 +227,7 @@ def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> 
     if len(each) == 1:
         yield from each[0]
         return
-    (memory,) = scratch.take(1, _wide(layout))
+    (memory,) = scratch.take(1, wide_dtype(layout))
     for first, second, *others in zip(*each, strict=True):
         total = memory[: first.size]
         np.add(first, second, out=total, dtype=total.dtype)
@@ -256,7 +251,7 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     ids, places = distinct(np.concatenate([numbers for numbers, _ in each]))
     width = layout.size // max(layout.shape[0], 1)
     # Adding -0.0 changes no number. Adding 0.0 would change -0.0 to 0.0.
-    total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
+    total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, wide_dtype(layout))
     ends = np.cumsum([len(numbers) for numbers, _ in each])
     for here, (numbers, values) in zip(np.split(places, ends[:-1]), each, strict=True):
         part = total.take(here, axis=0)
@@ -265,7 +260,8 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     return ids, _divided(total, len(each)).reshape(-1)
 
 
-def _wide(layout: Layout) -> np.dtype[Any]:
+def wide_dtype(layout: Layout) -> np.dtype[Any]:
+    """Return the dtype in which gradients are added and optimizers compute: float32 for halves."""
     return np.dtype(np.float32) if layout.is_half else layout.dtype
 
 
@@ -298,7 +294,6 @@ class Shard(ShardView):
         steps: Number of updates by each rule, by name of the optimizer.
     """
 
-    _ahead = 0  # number of unfinished blocks when the update of the next block begins
     gpu: int | None = None
 
     def __init__(
@@ -374,7 +369,10 @@ class Shard(ShardView):
         known = self.slots.get(key)
         if known is None or known.size != size:
             known = self.slots[key] = self._new_slot(key, 0.0, slices[0].dtype, size)
-        np.concatenate(slices, out=known)
+        self._fill_slot(known, slices)
+
+    def _fill_slot(self, slot: Array, slices: Sequence[Array]) -> None:
+        np.concatenate(slices, out=slot)
 
     def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any], size: int) -> Array:
         self._check_room(key, dtype, size)
@@ -444,36 +442,24 @@ class Shard(ShardView):
                 blocks have advanced, because some of the values may have changed.
         """
         if rule.kind is Kind.WHOLE:
-            self._change_at_once(name, lambda: self._whole_changer(name, rule, numbers, blocks))
+            self._apply_whole(name, rule, numbers, blocks)
             return
         step = self.steps.get(name, 0) + 1
         update = self._updater(name, rule, numbers)
         block, start = 0, 0
-        odd: deque[tuple[int, End]] = deque()  # blocks whose update has begun
-        problem: BaseException | None = None
         try:
             for gradient in blocks:
                 self._version_of[block] += 1
                 self._sync()
-                end: End | None = None
                 try:
-                    if problem is None:
-                        end = update(start, gradient)
-                except (Exception, SystemExit) as error:  # a user's function may raise either
-                    problem = error
-                if end is None:
+                    update(start, gradient)
+                finally:
                     self._sync()
                     self._version_of[block] += 1
-                else:
-                    odd.append((block, end))
-                    problem = self._end_blocks(odd, self._ahead) or problem
-                block, start = block + 1, start + gradient.size
+                    block, start = block + 1, start + gradient.size
         finally:
-            problem = self._end_blocks(odd, 0) or problem
-            self.versions[block:] += 2  # blocks are left only after an error of the iterator
+            self.versions[block:] += 2  # blocks are left only after an error
             self.steps[name] = step
-        if problem is not None:
-            raise problem
 
     def increment(self) -> None:
         """Add one to a variable of one element."""
@@ -482,20 +468,6 @@ class Shard(ShardView):
         self.flat[0] += 1
         self._sync()
         self._version_of[0] += 1
-
-    def _end_blocks(self, odd: deque[tuple[int, End]], left: int) -> BaseException | None:
-        """End updates of blocks until ``left`` remain. Return the last error, if any."""
-        problem: BaseException | None = None
-        while len(odd) > left:
-            block, end = odd.popleft()
-            try:
-                end()
-            except (Exception, SystemExit) as error:
-                problem = error
-            finally:
-                self._sync()
-                self._version_of[block] += 1
-        return problem
 
     def apply_mean_of_rows(
         self,
@@ -520,51 +492,51 @@ class Shard(ShardView):
         """
         ids, rows = mean_of_rows(each, self.layout)
         self.check_rows(ids)
-        self._change_at_once(name, lambda: self._row_changer(name, rule, numbers, ids, rows))
+        self._apply_rows(name, rule, numbers, ids, rows)
 
-    def _change_at_once(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
-        """Update values while the versions of all blocks are odd.
+    def _apply_rows(
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
+    ) -> None:
+        """Update existing rows; see :meth:`apply_mean_of_rows`."""
+        param, slots = self._arrays(name, rule, self.flat)
+        tables = [self._as_table(array) for array in (param, *slots)]
+        mirror = None if param is self.flat else self._as_table(self.flat)
+        with self._changing(name):
+            change_rows(rule, tables, ids, rows, numbers, mirror)
+
+    def _apply_whole(
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
+    ) -> None:
+        """Update all values by one call of a rule; see :meth:`apply`."""
+        param, slots = self._arrays(name, rule, self.flat)
+        gradient = np.concatenate([block.astype(param.dtype) for block in blocks])
+        update = Update(*self._in_shapes(rule, param, gradient, slots), numbers)
+        with self._changing(name):
+            if param.size:
+                rule.on_host(update)
+            if param is not self.flat:
+                np.copyto(self.flat, param, casting="same_kind")
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """Count one update, during which the versions of all blocks are odd.
 
         Args:
             name: See :meth:`apply`.
-            changer: Prepares the update, and returns the function that performs it.
         """
         step = self.steps.get(name, 0) + 1
-        change = changer()
         self.versions += 1
         self._sync()
         try:
-            change()
+            yield
         finally:
             self._sync()
             self.versions += 1
             self.steps[name] = step
 
-    def _row_changer(
-        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
-    ) -> Callable[[], None]:
-        """Return the function that updates rows; see :meth:`apply_mean_of_rows`."""
-        param, slots = self._arrays(name, rule, self.flat)
-        width = self.layout.size // max(len(self.data), 1)
-        tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
-        mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
-        return partial(change_rows, rule, tables, ids, rows, numbers, mirror)
-
-    def _whole_changer(
-        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
-    ) -> Callable[[], None]:
-        """Return the function that updates all values by one call of a rule."""
-        param, slots = self._arrays(name, rule, self.flat)
-        gradient = np.concatenate([block.astype(param.dtype) for block in blocks])
-        arrays = self._in_shapes(rule, param, gradient, slots)
-
-        def change() -> None:
-            if param.size:
-                rule.on_host(Update(*arrays, numbers))
-            if param is not self.flat:
-                np.copyto(self.flat, param, casting="same_kind")
-
-        return change
+    def _as_table(self, array: Array) -> Array:
+        """Return a flat array as the rows of the variable, each flat."""
+        return array.reshape(len(self.data), self.layout.size // max(len(self.data), 1))
 
     def check_rows(self, ids: Array) -> None:
         """Raise InvalidArgumentError unless all rows with these numbers exist."""
@@ -599,12 +571,10 @@ class Shard(ShardView):
 
     def _updater(
         self, name: str, rule: Rule, numbers: Sequence[float]
-    ) -> Callable[[int, Array], End | None]:
+    ) -> Callable[[int, Array], None]:
         """Return the function that updates at most a block of the values.
 
-        The function takes the index of the first element and the gradient. For an asynchronous
-        update (GPU), the function returns an End. Call the End before you make the version of the
-        block even.
+        The function takes the index of the first element and the gradient.
         """
         param, slots = self._arrays(name, rule, self.flat)
         (wide,) = self._scratch.take(1, param.dtype)

@@ -15,8 +15,9 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.cluster import Host
 from strategy.protocol.layout import Layout
 from strategy.protocol.partition import origin_of
-from strategy.server.gpus import Gpus, gpu_in_words
-from strategy.server.memory import Memory, Place
+from strategy.server.gpu import Gpu
+from strategy.server.gpu_shard import GpuShard
+from strategy.server.memory import Memory, Place, on_whole_pages, paged_bytes
 from strategy.server.shard import (
     DATA_BYTES,
     VERSIONS_BYTES,
@@ -25,6 +26,7 @@ from strategy.server.shard import (
     Shard,
     Span,
     is_small,
+    wide_dtype,
 )
 
 Training = tuple[str, str, int, int]
@@ -104,6 +106,11 @@ def mode_in_words(mode: pb.Mode) -> str:
     return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
 
 
+def gpu_in_words(gpu: int | None) -> str:
+    """Return the text for a GPU, or for the host, for messages."""
+    return "the host" if gpu is None else f"GPU {gpu}"
+
+
 class VariableStore:
     """The variables and connections of a server.
 
@@ -126,14 +133,14 @@ class VariableStore:
         self._sync = host.memory.sync
         self._memory = Memory(host.memory)
         self._scratch = Scratch()
-        self._gpus = Gpus(f"ps {index}")
+        self._gpus: dict[int, Gpu] = {}  # CUDA is loaded when a worker first asks for one
         self._buckets: dict[np.dtype[Any], Bucket] = {}  # the last bucket of each dtype
 
     def close(self) -> None:
         """Release the memory of GPUs and all variables."""
-        self._gpus.close()
         for variable in self.variables:
             variable.shard.close()
+        self._gpus.clear()
         self._buckets.clear()
 
     def attach(self, asked: pb.AttachRequest) -> int:
@@ -141,8 +148,11 @@ class VariableStore:
 
         Raises:
             AlreadyExistsError: The worker has an open strategy of this name.
-            InvalidArgumentError: Other workers have another mode or GPU.
+            InvalidArgumentError: Other workers have another mode or GPU, or the GPU does not exist.
+            FailedPreconditionError: CuPy cannot be imported, or cannot use a GPU.
+            InternalError: CUDA failed.
         """
+        gpu = asked.gpu if asked.HasField("gpu") else None
         for other in self.connections.values():
             if other.strategy != asked.strategy:
                 continue
@@ -159,7 +169,14 @@ class VariableStore:
                     "workers. To change the mode, close the strategy on all workers and meet in a "
                     "barrier, or use another name (name='...')"
                 )
-        gpu = self._gpus.wanted(asked, self.connections.values())
+            if other.gpu != gpu:
+                raise errors.InvalidArgumentError(
+                    f"worker {asked.worker} has variables of ps {self._index} on "
+                    f"{gpu_in_words(gpu)}, and worker {other.worker} on "
+                    f"{gpu_in_words(other.gpu)}: all workers must have the same parameter_devices"
+                )
+        if gpu is not None and gpu not in self._gpus:
+            self._gpus[gpu] = Gpu(gpu, f"ps {self._index}")
         if asked.one_sided:
             self._memory.attach()
         number = self._attached
@@ -261,27 +278,34 @@ class VariableStore:
         return self.connections[asked.connection].gpu if layout.is_floating else None
 
     def _make(self, asked: pb.CreateRequest, layout: Layout) -> VariableEntry:
-        gpu, values, span = self._gpu_of(asked, layout), None, None
+        index, values, span = self._gpu_of(asked, layout), None, None
+        gpu = None if index is None else self._gpus[index]
         try:
-            if gpu is None and is_small(layout):
+            if gpu is not None:
+                # The GPU first: its memory goes back after an error, that of the host does not.
+                with gpu.working("allocating memory"):
+                    owner = f"variable {asked.name!r}"
+                    values = gpu.array(layout.size, wide_dtype(layout), owner)
+                lengths = layout.version_bytes, paged_bytes(layout.data_bytes)
+                place = on_whole_pages(self._memory.carve(*lengths), 1)
+            elif is_small(layout):
                 span = self._span(layout)
                 place = span.place
             else:
-                values = self._gpus.values_for(gpu, asked.name, layout)
-                data_bytes = layout.data_bytes if gpu is None else self._gpus.data_bytes(layout)
-                place = self._memory.carve(layout.version_bytes, data_bytes)
+                place = self._memory.carve(layout.version_bytes, layout.data_bytes)
         except errors.ResourceExhaustedError as error:
             raise errors.ResourceExhaustedError(
                 f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
                 f"bytes: {error.message}"
             ) from error
-        if values is not None:
-            place = self._gpus.aligned(place, layout)
         versions, data = place.offsets
         place.memory[versions : versions + layout.version_bytes] = 0
         location = (place.memory, layout, versions, data)
         given = (asked.name, *location, self._sync, self._scratch, origin_of(asked))
-        shard = Shard(*given, span) if values is None else self._gpus.shard(gpu, given, values)
+        if gpu is None:
+            shard = Shard(*given, span)
+        else:
+            shard = GpuShard(*given, gpu=gpu, values=values)
         number = len(self.variables)
         variable = VariableEntry(number, asked.connection, asked.worker, shard, place)
         self.variables.append(variable)

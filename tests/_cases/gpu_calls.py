@@ -13,11 +13,11 @@ KINDS = {1: "to device", 2: "to host", 3: "on device"}
 def counted_calls(xp):
     """Count copies by direction, recorded events, waits of the host, and allocations.
 
-    Memory that CuPy's pool has kept is no allocation. A wait is an event that was not done when the
-    host first asked.
+    Memory that CuPy's pool has kept is no allocation. A wait is an event that the host queried
+    more than once until it was done. The pool of uploads queries once.
     """
     counts = {"to device": 0, "to host": 0, "events": 0, "waits": 0, "allocations": 0}
-    pending = set()
+    queries = {}  # of events that are not done
     copy, query, record = xp.cuda.runtime.memcpyAsync, xp.cuda.runtime.eventQuery, xp.Event.record
 
     def counted_copy(target, source, size, kind, stream):
@@ -26,8 +26,8 @@ def counted_calls(xp):
 
     def counted_query(event):
         status = query(event)
-        if status and event not in pending:
-            pending.add(event)
+        queries[event] = queries.get(event, 0) + 1
+        if status == 0 and queries.pop(event) > 1:
             counts["waits"] += 1
         return status
 

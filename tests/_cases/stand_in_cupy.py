@@ -4,8 +4,7 @@ Its device memory is memory of the host behind arrays that NumPy does not know. 
 nothing by themselves: copies and kernels are queued, and carried out, one a question, while
 somebody asks whether an event has come, or all when somebody waits. So code that forgets to wait
 reads what was there before, and code that uses memory again too early spoils what is still to be
-copied. It has what the library and its tests use of CuPy 13 and 14, under the same names. Kernels
-are compiled from the same text for the host, by the C++ compiler.
+copied. It has what the library and its tests use of CuPy 13 and 14, under the same names.
 """
 
 import ctypes
@@ -22,7 +21,6 @@ from collections import deque
 import numpy as np
 
 from _cases import stand_in_kernels, stand_in_memory
-from _cases.host_kernels import CompileException, compiled
 from _cases.stand_in_memory import GARBAGE
 
 DEVICES = 2  # a process may have more, up to the most, if it says so before it uses them
@@ -52,6 +50,10 @@ class CUDARuntimeError(RuntimeError):
 
 class CUDADriverError(RuntimeError):
     """An error of CUDA's driver."""
+
+
+class CompileException(Exception):
+    """A kernel cannot be compiled."""
 
 
 class OutOfMemoryError(MemoryError):
@@ -698,43 +700,6 @@ def get_default_memory_pool():
 
 
 ElementwiseKernel = stand_in_kernels.kernel(lambda: get_current_stream().queue, lambda a: a._host)
-
-
-class RawKernel:
-    """A kernel by its text; each of its threads is run by itself, one after the other."""
-
-    def __init__(self, code, name, options=(), backend="nvrtc"):
-        self.code, self.name, self.options = code, name, options
-        self._run = None
-
-    def compile(self, log_stream=None):
-        """Compile it for the host."""
-        self._run = compiled(self.code, self.name, self.options)
-
-    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
-        if failure:
-            raise CUDARuntimeError(failure[0])
-        if self._run is None:
-            self.compile()
-        own = [_argument(one) for one in args]
-        places = (ctypes.c_void_p * len(own))(*(one.ctypes.data for one in own))
-        run, sizes = self._run, (ctypes.c_longlong(grid[0]), ctypes.c_longlong(block[0]))
-
-        def work(own=own):  # which lives as long as it is queued
-            run(*sizes, places)
-
-        (get_current_stream() if stream is None else stream).queue.add(work)
-
-
-def _argument(value):
-    """A number as it is passed to a kernel; of an array, its address."""
-    if isinstance(value, ndarray):
-        value = value.data.ptr
-    if isinstance(value, bool | np.generic):
-        return np.array(value)
-    if isinstance(value, int | float):
-        return np.array(value, np.int64 if isinstance(value, int) else np.float64)
-    raise TypeError(f"Unsupported type {type(value)}")
 
 
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)

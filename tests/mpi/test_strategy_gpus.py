@@ -77,7 +77,7 @@ def test_steps_are_those_of_the_cpu(world, xp, transport, size):
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(world, compiling_xp, transport, mode):
+def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(world, xp, transport, mode):
     def gradient(worker, step, size):
         return np.random.default_rng([worker, step]).normal(size=size).astype("f4")
 
@@ -118,7 +118,7 @@ def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(world, compiling_x
 
 
 @pytest.mark.ranks(2)
-def test_readers_of_a_variable_on_a_gpu_see_whole_versions(world, compiling_xp):
+def test_readers_of_a_variable_on_a_gpu_see_whole_versions(world, xp):
     """Of another process than the one whose GPU writes."""
 
     def train(strategy, workers):
@@ -153,8 +153,8 @@ def test_readers_of_a_variable_on_a_gpu_see_whole_versions(world, compiling_xp):
 
 
 @pytest.mark.ranks(2)
-def test_a_gpu_that_a_server_does_not_have(world, compiling_xp):
-    count = compiling_xp.cuda.runtime.getDeviceCount()
+def test_a_gpu_that_a_server_does_not_have(world, xp):
+    count = xp.cuda.runtime.getDeviceCount()
     spec = spec_of(world, 1)
     job, task = spec.task_of(world.rank)
     with mpidist.Server(spec, job, task) as server:

@@ -1,10 +1,14 @@
 """The kernels that make one array of those of several ranks."""
 
+import ctypes
+import shutil
+import subprocess
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from mpidist.gpu import DeviceArray
+from mpidist.gpu import DeviceArray, kernels
 from mpidist.gpu.kernels import (
     MOST_ARRAYS,
     as_numbers,
@@ -17,6 +21,7 @@ from mpidist.gpu.kernels import (
 )
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = [np.dtype("f2"), BF16]
 DTYPES = [np.dtype(char) for char in "?bhilBHILefdFD"] + [BF16]
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
 
@@ -96,7 +101,7 @@ def test_as_many_as_there_may_be(xp):
     check(xp.asnumpy(out), np.max(data, 0))
 
 
-@pytest.mark.parametrize("dtype", [np.dtype("f2"), BF16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_halves_there_and_back(xp, dtype):
     data = values(dtype, 1)
     taken, array = on_device(xp, data)
@@ -107,18 +112,75 @@ def test_halves_there_and_back(xp, dtype):
     check(xp.asnumpy(array), (data.astype("f4") * 3 / np.float32(7)).astype(dtype))
 
 
-def test_every_bfloat16_there_and_back(xp):
-    data = np.arange(1 << 16, dtype=np.uint16).view(BF16)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_every_half_there_and_back(xp, dtype):
+    data = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     taken, array = on_device(xp, data)
-    divided(
-        widened(as_numbers(taken.packed(), taken.dtype), BF16),
-        as_numbers(taken.packed(), taken.dtype),
-        BF16,
-        1,
-    )
-    got = xp.asnumpy(array).view(BF16)
+    bits = as_numbers(taken.packed(), taken.dtype)
+    divided(widened(bits, dtype), bits, dtype, 1)
+    got = xp.asnumpy(array).view(dtype)
     np.testing.assert_array_equal(got.astype("f4"), data.astype("f4"))
     assert np.isnan(got).any()
+
+
+def hard_to_round(dtype):
+    """Numbers in the middle between two halves and beside it, and random ones."""
+    single = np.float32
+    halves = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(single)
+    halves = halves[np.isfinite(halves)]
+    with np.errstate(over="ignore"):
+        between = (halves[1:] + halves[:-1]) / single(2)
+        near = [np.nextafter(between, single(sign)) for sign in (np.inf, -np.inf)]
+    random_bits = np.random.default_rng(0).integers(0, 1 << 32, 100_000, np.uint32).view(single)
+    return np.concatenate([between, *near, random_bits])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_numbers_are_rounded_to_halves_as_numpy_rounds_them(xp, dtype):
+    numbers = hard_to_round(dtype)
+    numbers = numbers[~(abs(numbers) < np.finfo("f4").tiny)]  # which count as zero
+    taken, array = on_device(xp, np.zeros(len(numbers), dtype))
+    divided(xp.asarray(numbers), as_numbers(taken.packed(), taken.dtype), dtype, 1)
+    with np.errstate(all="ignore"):
+        expected = numbers.astype(dtype).astype("f4")
+    np.testing.assert_array_equal(xp.asnumpy(array).view(dtype).astype("f4"), expected)
+
+
+ON_HOST = """
+#define __device__
+{text}
+extern "C" void widen(long long size, const Bits* from, float* to) {{
+    for (long long at = 0; at < size; at++) to[at] = of_bfloat16(from[at]);
+}}
+extern "C" void narrow(long long size, const float* from, Bits* to) {{
+    for (long long at = 0; at < size; at++) to[at] = to_bfloat16(from[at]);
+}}
+"""
+
+
+def test_the_source_text_for_bfloat16_rounds_as_numpy(tmp_path):
+    """Compiled for the host, because the stand-in does not read it."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (c++ or g++) is here")
+    source, made = tmp_path / "text.cpp", tmp_path / "text.so"
+    source.write_text(ON_HOST.format(text=kernels._BFLOAT16_TEXT))
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", source, "-o", made], check=True)
+    library = ctypes.CDLL(str(made))
+
+    def run(name, given, dtype):
+        result = np.empty(len(given), dtype)
+        places = (ctypes.c_void_p(one.ctypes.data) for one in (given, result))
+        getattr(library, name)(ctypes.c_longlong(len(given)), *places)
+        return result
+
+    halves, numbers = np.arange(1 << 16, dtype=np.uint16), hard_to_round(BF16)
+    wide = run("widen", halves, "f4")
+    np.testing.assert_array_equal(wide, halves.view(BF16).astype("f4"))
+    narrow = run("narrow", np.concatenate([wide, numbers]), "u2").view(BF16)
+    with np.errstate(all="ignore"):
+        expected = np.concatenate([wide, numbers.astype(BF16).astype("f4")])
+    np.testing.assert_array_equal(narrow.astype("f4"), expected)
 
 
 def test_numbers_by_their_address(xp):

@@ -11,7 +11,7 @@ from _cases.servers import Cluster, variable
 
 from mpidist import errors
 from mpidist.errors import InvalidArgumentError
-from mpidist.gpu import staging_stream
+from mpidist.gpu import persistent
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.protocol.layout import BLOCK_BYTES
@@ -80,7 +80,7 @@ def gradient(seed, shape, dtype):
     [*OPTIMIZERS, optimizers.Lamb(0.1, weight_decay=0.1), optimizers.Adafactor(0.1)],
     ids=lambda one: type(one).__name__,
 )
-def test_steps_are_those_of_the_host(compiling_xp, optimizer, dtype, size, near):
+def test_steps_are_those_of_the_host(xp, optimizer, dtype, size, near):
     def train(worker):
         strategy = worker()
         v = variable(strategy, "v", size, 0.5, dtype)
@@ -92,7 +92,7 @@ def test_steps_are_those_of_the_host(compiling_xp, optimizer, dtype, size, near)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_slots_of_rows_and_columns_are_those_of_the_host(compiling_xp, tmp_path, dtype):
+def test_slots_of_rows_and_columns_are_those_of_the_host(xp, tmp_path, dtype):
     def train(worker):
         strategy, adafactor = worker(), optimizers.Adafactor(0.1)
         v = variable(strategy, "v", (70, 9), 0.5, dtype)
@@ -110,7 +110,7 @@ def test_slots_of_rows_and_columns_are_those_of_the_host(compiling_xp, tmp_path,
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [40, 1500])
 @CASES
-def test_rows_are_those_of_the_host(compiling_xp, optimizer, dtype, rows):
+def test_rows_are_those_of_the_host(xp, optimizer, dtype, rows):
     def train(worker):
         v = variable(worker(), "v", (rows, 300), 0.5, dtype)
         for step in range(3):
@@ -147,7 +147,7 @@ def together(works):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["whole", "rows"])
 @pytest.mark.parametrize("optimizer", [optimizers.SGD(0.3), optimizers.Adam(0.01)], ids=str)
-def test_synchronous_steps_are_those_of_the_host(compiling_xp, optimizer, dtype, kind):
+def test_synchronous_steps_are_those_of_the_host(xp, optimizer, dtype, kind):
     shape = (900, 301)
 
     def train(worker):
@@ -169,7 +169,7 @@ def test_synchronous_steps_are_those_of_the_host(compiling_xp, optimizer, dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [6, BLOCK + 2])
-def test_changes_that_take_only_the_values(compiling_xp, dtype, size):
+def test_changes_that_take_only_the_values(xp, dtype, size):
     def train(worker):
         v = variable(worker(), "v", (size // 2, 2), 0.5, dtype)
         adam, seen = optimizers.Adam(0.1), []
@@ -192,8 +192,8 @@ def test_changes_that_take_only_the_values(compiling_xp, dtype, size):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_function_is_called_with_arrays_of_cupy(compiling_xp, dtype, workers):
-    package, shape = compiling_xp, (1200, 301)
+def test_a_function_is_called_with_arrays_of_cupy(xp, dtype, workers):
+    package, shape = xp, (1200, 301)
 
     def rule(param, grad, slots, learning_rate, step):
         if isinstance(param, np.ndarray):
@@ -219,7 +219,7 @@ def test_a_function_is_called_with_arrays_of_cupy(compiling_xp, dtype, workers):
     assert_equal(on_both(train, workers=workers))
 
 
-def test_a_function_that_fails_leaves_a_server_that_goes_on(compiling_xp):
+def test_a_function_that_fails_leaves_a_server_that_goes_on(xp):
     def fail(param, grad, slots, learning_rate, step):
         raise ValueError("no")
 
@@ -231,28 +231,42 @@ def test_a_function_that_fails_leaves_a_server_that_goes_on(compiling_xp):
         np.testing.assert_array_equal(v.numpy(), np.full(3 * BLOCK, 0.5))
 
 
-def test_rows_without_room_on_the_gpu_stay_as_they_are(compiling_xp, monkeypatch):
-    if compiling_xp.__name__ == "cupy":
+def test_rows_without_room_on_the_gpu_stay_as_they_are(xp, monkeypatch):
+    if xp.__name__ == "cupy":
         pytest.skip("it would have to fill the GPU")
-    ids = np.arange(20_000)
-    rows = IndexedSlices(np.ones((20_000, 64), "f4"), ids)
+    rows = IndexedSlices(np.ones((20_000, 64), "f4"), np.arange(20_000))
     with served(GPU, workers=1) as worker:
         v = variable(worker(), "v", (20_000, 64), 1.0, "f4")
+        momentum = optimizers.SGD(0.5, momentum=0.5)
+        first = IndexedSlices(np.zeros((1, 64), "f4"), np.zeros(1, int))
+        momentum.apply_gradients([(first, v)]).wait()  # makes the slots
         with monkeypatch.context() as patch:
-            patch.setattr(compiling_xp, "limit", [sum(compiling_xp.in_use.values())])
-            with pytest.raises(errors.ResourceExhaustedError, match="GPU 0"):
-                optimizers.SGD(0.5).apply_gradients([(rows, v)]).wait()
+            patch.setattr(xp, "longest", [1 << 20])
+            message = r"rows of variable 'v'.* GPU 0 has not enough memory"
+            with pytest.raises(errors.ResourceExhaustedError, match=message):
+                momentum.apply_gradients([(rows, v)]).wait()
         np.testing.assert_array_equal(v.numpy(), np.ones((20_000, 64)))
-        optimizers.SGD(0.5).apply_gradients([(rows, v)]).wait()
+        momentum.apply_gradients([(rows, v)]).wait()
         np.testing.assert_array_equal(v.numpy(), np.full((20_000, 64), 0.5))
-        nothing = np.zeros((20_000, 64), "f4")
-        optimizers.SGD(0.5, momentum=0.5).apply_gradients([(nothing, v)]).wait()
-        np.testing.assert_array_equal(v.numpy(), np.full((20_000, 64), 0.5))
+
+
+def test_rows_that_the_gpu_has_no_room_for_come_there_with_the_next_step(xp, monkeypatch):
+    if xp.__name__ == "cupy":
+        pytest.skip("it would have to fill the GPU")
+    with served(GPU, workers=1) as worker:
+        v = variable(worker(), "v", (20_000, 64), 1.0, "f4")
+        momentum, nothing = optimizers.SGD(0.5, momentum=0.5), np.zeros((20_000, 64), "f4")
+        momentum.apply_gradients([(nothing, v)]).wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(xp, "longest", [1 << 20])
+            v.scatter_add(np.arange(20_000), 1.0)
+        momentum.apply_gradients([(nothing, v)]).wait()
+        np.testing.assert_array_equal(v.numpy(), np.full((20_000, 64), 2))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("size", [4, BLOCK + 4])
-def test_what_a_function_has_changed_before_it_fails_is_seen(compiling_xp, size, dtype):
+def test_what_a_function_has_changed_before_it_fails_is_seen(xp, size, dtype):
     def fail_at_first(param, grad, slots, learning_rate, step):
         param -= grad
         if step == 1:
@@ -271,23 +285,23 @@ def test_what_a_function_has_changed_before_it_fails_is_seen(compiling_xp, size,
     assert_equal(on_both(train, workers=1))
 
 
-def test_what_fails_while_slots_come_down_is_told(compiling_xp, tmp_path):
-    if compiling_xp.__name__ == "cupy":
+def test_what_fails_while_slots_come_down_is_told(xp, tmp_path):
+    if xp.__name__ == "cupy":
         pytest.skip("devices cannot be made to fail there")
     with served(GPU, workers=1) as worker:
         strategy = worker()
         v = variable(strategy, "v", 8, 1.0, "f4")
         optimizers.Adam(0.1).apply_gradients([(v.numpy(), v)]).wait()
-        compiling_xp.failure.append(700)
+        xp.failure.append(700)
         try:
             with pytest.raises(errors.InternalError, match=r"GPU 0"):
                 strategy.save(str(tmp_path / "saved"))
         finally:
-            compiling_xp.failure.clear()
+            xp.failure.clear()
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16", ("topk", 0.1)], ids=str)
-def test_compressed_gradients(compiling_xp, compression):
+def test_compressed_gradients(xp, compression):
     def train(worker):
         strategy = worker(compression=compression)
         v = variable(strategy, "v", 2 * BLOCK + 3, 0.5, "f4")
@@ -299,7 +313,7 @@ def test_compressed_gradients(compiling_xp, compression):
     assert_equal(on_both(train, workers=1))
 
 
-def test_several_variables_of_a_push(compiling_xp):
+def test_several_variables_of_a_push(xp):
     def train(worker):
         strategy = worker()
         made = [variable(strategy, f"v{n}", n + 1, 0.5, dtype) for n, dtype in enumerate(DTYPES)]
@@ -312,7 +326,7 @@ def test_several_variables_of_a_push(compiling_xp):
     assert_equal(on_both(train, workers=1))
 
 
-def test_parts_on_several_servers(compiling_xp):
+def test_parts_on_several_servers(xp):
     devices = [*GPU, "/job:ps/task:1"]
     results = []
     for named in (None, devices):
@@ -330,9 +344,9 @@ def test_parts_on_several_servers(compiling_xp):
     assert_equal(results)
 
 
-def test_memory_that_cannot_be_pinned_where_it_lies(compiling_xp, monkeypatch, caplog):
+def test_memory_that_cannot_be_pinned_where_it_lies(xp, monkeypatch, caplog):
     def refuse(*_):
-        raise compiling_xp.cuda.runtime.CUDARuntimeError(304)
+        raise xp.cuda.runtime.CUDARuntimeError(304)
 
     def train(worker):
         v = variable(worker(), "v", 4 * BLOCK + 3, 0.5, "f4")
@@ -342,8 +356,8 @@ def test_memory_that_cannot_be_pinned_where_it_lies(compiling_xp, monkeypatch, c
         return [v.numpy()]
 
     pinned = on_both(train, workers=1)
-    monkeypatch.setattr(staging_stream, "_warned", [])
-    runtime = compiling_xp.cuda.runtime
+    monkeypatch.setattr(persistent, "_warned", [])
+    runtime = xp.cuda.runtime
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "hostRegister", refuse)
         assert_equal([*on_both(train, workers=1)])
@@ -351,7 +365,7 @@ def test_memory_that_cannot_be_pinned_where_it_lies(compiling_xp, monkeypatch, c
     assert_equal(pinned)
 
 
-def test_readers_see_whole_versions_while_pushes_run(compiling_xp):
+def test_readers_see_whole_versions_while_pushes_run(xp):
     size, changes = 3 * BLOCK + 5, 15
     with served(GPU, workers=2) as worker:
         v, mine = (variable(worker(index), "v", size, "zeros", "f4") for index in range(2))
@@ -368,7 +382,7 @@ def test_readers_see_whole_versions_while_pushes_run(compiling_xp):
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         ones = np.ones(size, "f4")
-        sgd = optimizers.SGD(1.0, momentum=1e-30)  # by a kernel
+        sgd = optimizers.SGD(1.0, momentum=1e-30)  # on the GPU
         for _ in range(changes):
             sgd.apply_gradients([(-ones, v)]).wait()
         over.set()
@@ -379,7 +393,7 @@ def test_readers_see_whole_versions_while_pushes_run(compiling_xp):
         np.testing.assert_array_equal(v.numpy(), np.full(size, changes))
 
 
-def test_a_large_step_of_plain_sgd_is_made_by_the_server(compiling_xp):
+def test_a_large_step_of_plain_sgd_is_made_by_the_server(xp):
     """On the host the worker makes it itself, in memory that is a copy here."""
 
     def train(worker):
@@ -395,7 +409,7 @@ def test_a_large_step_of_plain_sgd_is_made_by_the_server(compiling_xp):
 
 @pytest.mark.parametrize("ways", [(GPU, None), (None, GPU), (GPU, GPU)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_training_goes_on_from_a_checkpoint_wherever_it_was(compiling_xp, tmp_path, ways, dtype):
+def test_training_goes_on_from_a_checkpoint_wherever_it_was(xp, tmp_path, ways, dtype):
     size = BLOCK + 3
 
     def train(v, steps):
@@ -423,7 +437,7 @@ def test_training_goes_on_from_a_checkpoint_wherever_it_was(compiling_xp, tmp_pa
     assert_equal([other, [saved, goal]])
 
 
-def test_where_variables_live(compiling_xp):
+def test_where_variables_live(xp):
     with served(GPU, workers=1) as worker:
         strategy = worker()
         floats, integers = (variable(strategy, d, 3, "zeros", d) for d in ("f4", "i8"))
@@ -452,18 +466,18 @@ def test_where_variables_live(compiling_xp):
         (["/job:ps/task:0", *GPU], "two devices of ps 0"),
     ],
 )
-def test_names_that_are_none(compiling_xp, devices, message):
+def test_names_that_are_none(xp, devices, message):
     with served(devices, workers=1) as worker, pytest.raises(ValueError, match=message):
         worker()
 
 
-def test_local_names_that_contradict(compiling_xp):
+def test_local_names_that_contradict(xp):
     with pytest.raises(ValueError, match="two devices of this process"):
         ParameterServerStrategy(parameter_devices=["/device:GPU:0", "/device:CPU:0"])
 
 
-def test_a_gpu_that_a_server_does_not_have(compiling_xp):
-    count = compiling_xp.cuda.runtime.getDeviceCount()
+def test_a_gpu_that_a_server_does_not_have(xp):
+    count = xp.cuda.runtime.getDeviceCount()
     name = f"/job:ps/task:0/device:GPU:{count}"
     message = f"ps 0 sees {count} GPUs, .* names its GPU {count}"
     with served([name], workers=1) as worker, pytest.raises(InvalidArgumentError, match=message):
@@ -477,7 +491,7 @@ def test_a_server_without_cupy(monkeypatch):
         worker()
 
 
-def test_workers_that_want_different_devices(compiling_xp):
+def test_workers_that_want_different_devices(xp):
     with ExitStack() as stack:
         cluster = Cluster(stack)
         cluster.worker(0, parameter_devices=GPU)
@@ -490,7 +504,7 @@ def test_workers_that_want_different_devices(compiling_xp):
             variable(third, "v", 3, dtype="f4")
 
 
-def test_a_variable_that_the_gpu_has_no_room_for(compiling_xp):
+def test_a_variable_that_the_gpu_has_no_room_for(xp):
     with served(GPU, workers=1) as worker:
         strategy = worker()
         with pytest.raises(errors.ResourceExhaustedError, match=r"'v'.*GPU 0 has not enough"):
@@ -498,27 +512,27 @@ def test_a_variable_that_the_gpu_has_no_room_for(compiling_xp):
         assert variable(strategy, "v", 3, dtype="f4").numpy().tolist() == [0, 0, 0]
 
 
-def test_slots_that_the_gpu_has_no_room_for(compiling_xp, monkeypatch):
-    if compiling_xp.__name__ == "cupy":
+def test_slots_that_the_gpu_has_no_room_for(xp, monkeypatch):
+    if xp.__name__ == "cupy":
         pytest.skip("it would have to fill the GPU")
     with served(GPU, workers=1) as worker:
         v = variable(worker(), "v", 2 * BLOCK, 1.0, "f4")
         grad, adam = np.ones(2 * BLOCK, "f4"), optimizers.Adam(0.1)
-        used = sum(compiling_xp.in_use.values())
-        monkeypatch.setattr(compiling_xp, "limit", [used + v.numpy().nbytes])
+        used = sum(xp.in_use.values())
+        monkeypatch.setattr(xp, "limit", [used + v.numpy().nbytes])
         message = r"GPU 0 has not enough memory for .* slot 'Adam/v' beside variable 'v'"
         with pytest.raises(errors.ResourceExhaustedError, match=message):
             adam.apply_gradients([(grad, v)]).wait()
         np.testing.assert_array_equal(v.numpy(), np.ones(2 * BLOCK))
-        monkeypatch.setattr(compiling_xp, "limit", [used + 3 * v.numpy().nbytes])
+        monkeypatch.setattr(xp, "limit", [used + 3 * v.numpy().nbytes])
         optimizers.SGD(0.5).apply_gradients([(grad, v)]).wait()
         monkeypatch.undo()
         adam.apply_gradients([(grad, v)]).wait()
         np.testing.assert_allclose(v.numpy(), np.full(2 * BLOCK, 0.4), atol=1e-6)
 
 
-def test_a_gpu_that_is_lost(compiling_xp, monkeypatch):
-    if compiling_xp.__name__ == "cupy":
+def test_a_gpu_that_is_lost(xp, monkeypatch):
+    if xp.__name__ == "cupy":
         pytest.skip("a true one would be lost for the other tests, too")
     with served(GPU, workers=1) as worker:
         strategy = worker()
@@ -527,7 +541,7 @@ def test_a_gpu_that_is_lost(compiling_xp, monkeypatch):
         grad = np.ones(2 * BLOCK, "f4")
         optimizers.Adam(0.1).apply_gradients([(grad, v)]).wait()
         with monkeypatch.context() as patch:
-            patch.setattr(compiling_xp, "failure", [700])
+            patch.setattr(xp, "failure", [700])
             with pytest.raises(errors.InternalError, match=r"ps 0: .*variable 'v'.* GPU 0"):
                 optimizers.Adam(0.1).apply_gradients([(grad, v)]).wait()
             counter.assign_add(1)
@@ -535,26 +549,26 @@ def test_a_gpu_that_is_lost(compiling_xp, monkeypatch):
             assert v.numpy().shape == (2 * BLOCK,)  # the last that came down is still to be read
 
 
-def test_all_memory_is_given_back(compiling_xp):
-    if compiling_xp.__name__ == "cupy":
+def test_all_memory_is_given_back(xp):
+    if xp.__name__ == "cupy":
         pytest.skip("only the stand-in counts it")
     gc.collect()
-    before = sum(compiling_xp.in_use.values())
+    before = sum(xp.in_use.values())
     with served(GPU, workers=1) as worker:
         v = variable(worker(), "v", 2 * BLOCK, 1.0, "f4")
         optimizers.Adam(0.1).apply_gradients([(v.numpy(), v)]).wait()
-        assert sum(compiling_xp.in_use.values()) >= before + 3 * v.numpy().nbytes
-        assert compiling_xp.registered
-    assert sum(compiling_xp.in_use.values()) == before
-    assert not compiling_xp.registered
+        assert sum(xp.in_use.values()) >= before + 3 * v.numpy().nbytes
+        assert xp.registered
+    assert sum(xp.in_use.values()) == before
+    assert not xp.registered
     with ParameterServerStrategy(parameter_devices=["/device:GPU:0"]) as strategy:
         v = variable(strategy, "v", 2 * BLOCK, 1.0, "f4")
-        assert compiling_xp.registered
-    assert sum(compiling_xp.in_use.values()) == before
-    assert not compiling_xp.registered
+        assert xp.registered
+    assert sum(xp.in_use.values()) == before
+    assert not xp.registered
 
 
-def test_copies_in_further_segments(compiling_xp, monkeypatch):
+def test_copies_in_further_segments(xp, monkeypatch):
     monkeypatch.setattr(memory, "_MIN_SEGMENT_BYTES", 5 << 20)
 
     def train(worker):
@@ -569,7 +583,7 @@ def test_copies_in_further_segments(compiling_xp, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3)], ids=str)
-def test_shapes_of_little(compiling_xp, shape):
+def test_shapes_of_little(xp, shape):
     def train(worker):
         v = variable(worker(), "v", shape, 0.5, "f2")
         for step in range(2):
@@ -586,7 +600,7 @@ def test_shapes_of_little(compiling_xp, shape):
 
 
 @pytest.mark.parametrize("nan", ["skip", "pass"])
-def test_gradients_that_are_not_finite(compiling_xp, nan):
+def test_gradients_that_are_not_finite(xp, nan):
     def train(worker):
         strategy = worker(nan=nan)
         v, bad = variable(strategy, "v", 6, 0.5, "f4"), np.full(6, np.nan, "f4")
@@ -598,7 +612,7 @@ def test_gradients_that_are_not_finite(compiling_xp, nan):
     assert_equal(on_both(train, workers=1))
 
 
-def test_bounded_staleness(compiling_xp):
+def test_bounded_staleness(xp):
     def train(worker):
         strategy = worker(mode="ssp", staleness=1)
         v = variable(strategy, "v", 2 * BLOCK, 0.5, "f4")
