@@ -128,7 +128,7 @@ def distribute(
     def transformation(dataset: Dataset) -> Dataset:
         node = dataset.node
         if policy is ShardingPolicy.DYNAMIC:
-            node.source_indices()
+            node.source_length()
         _check_endless(terms, node.cardinality(), node.summary())
         registration = Registration(node)
         return Dataset(Distributed(node, protocol, address, job_name, terms, registration))
@@ -241,7 +241,7 @@ def from_dataset_id(
         str(dataset_id), info.summary, info.cardinality, info.source_length, spec
     )
     if policy is ShardingPolicy.DYNAMIC:
-        node.source_indices()
+        node.source_length()
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
     node = Distributed(node, protocol, address, name, terms, registration)
     return Dataset(node if element_spec is None else Promised(node, element_spec))

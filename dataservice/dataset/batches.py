@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from dataservice.dataset.context import Context, Feed, Splits
-from dataservice.dataset.failure import FeedFailed
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
-from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import (
+    ElementIterator,
+    Node,
+    Place,
+    Reader,
+    UnaryIterator,
+    UnaryNode,
+)
 from mpidist.errors import InvalidArgumentError
 
 
@@ -27,8 +33,8 @@ class Stack(Protocol):
 class BatchNode(UnaryNode):
     """Makes batches of ``batch_size`` elements; the last one may be smaller, or is left out.
 
-    Over a node whose element i is that of source index i, batches have indices of their own: they
-    are dealt out whole, and are the same whoever makes them.
+    Over an indexed node, batches are indexed, too: workers take them as a whole, and they are the
+    same whoever makes them.
     """
 
     parent: Node
@@ -44,20 +50,15 @@ class BatchNode(UnaryNode):
         count = self.parent.cardinality()
         return count if count < 0 else self._count(count)
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the number of batches; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return None if below is None else self._count(below)
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; the numbers of the batches, where elements have such."""
-        below = self.parent.source_indices()
-        return range(self._count(len(below))) if self.parent.one_to_one else below
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _BatchReader(self, places, context)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None and self.parent.one_to_one:
-            return SplitBatchIterator(self, context, context.feed)
+    def _iterate(self, context: Context) -> ElementIterator:
         return BatchIterator(self, self.parent.iterate(context))
 
     def _count(self, elements: int) -> int:
@@ -92,32 +93,33 @@ class BatchIterator(UnaryIterator):
         return stack.result()
 
 
-class SplitBatchIterator(SplitUnaryIterator):
-    """A pass over the batches of some splits.
+class _BatchReader(Reader):
+    """Batches by their numbers. An element that fails is the error of its batch alone."""
 
-    Args:
-        node: The batches.
-        context: Of the pass.
-        feed: Of the context.
-    """
-
-    def __init__(self, node: BatchNode, context: Context, feed: Feed) -> None:
-        super().__init__(node.parent, context, feed)
+    def __init__(self, node: BatchNode, places: Iterator[Place], context: Context) -> None:
         self._node = node
+        # The node below may take places ahead, on another thread.
+        self._sizes: deque[int] = deque()
+        length = node.parent.indexed_length()
+        assert length is not None
+        below = _places_of(places, node.batch_size, length, self._sizes)
+        self._parent = node.parent.read(below, context)
 
-    def _element(self, batch: int) -> Any:
-        size = self._node.batch_size
-        stack = self._node.stack()
+    def __next__(self) -> Any:
+        stack, size, taken = self._node.stack(), 1, 0
         failed: Exception | None = None
-        for _ in range(min(size, len(self._below) - batch * size)):
+        while taken < size:
             try:
-                element = self._next_below()
+                element = next(self._parent)
                 if failed is None:
                     stack.append(element)
-            except (StopIteration, FeedFailed):
+            except StopIteration:
                 raise
             except Exception as error:  # the next batch begins where it would have begun
                 failed = failed or error
+            if not taken:
+                size = self._sizes.popleft()
+            taken += 1
         if failed is not None:
             try:
                 raise failed
@@ -125,18 +127,16 @@ class SplitBatchIterator(SplitUnaryIterator):
                 failed = None  # its traceback refers to this frame
         return stack.result()
 
-    def _runs(self, number: int, position: int) -> Iterator[range]:
-        return _elements_of(self._splits, number, position, self._node.batch_size, self._below)
+    def close(self) -> None:
+        self._parent.close()
 
 
-def _elements_of(
-    splits: Splits, number: int, position: int, size: int, below: range
-) -> Iterator[range]:
-    """The indices of the elements of batches, from a place among the splits on."""
-    while split := splits.split(number):
-        batches = split[position:]
-        at_once = max(AT_ONCE // size, 1) if batches.step == 1 else 1
-        for start in range(0, len(batches), at_once):
-            some = batches[start : start + at_once]
-            yield below[some[0] * size : (some[-1] + 1) * size]
-        number, position = number + 1, 0
+def _places_of(
+    places: Iterator[Place], batch_size: int, length: int, sizes: deque[int]
+) -> Iterator[Place]:
+    """Yield the places of the elements of batches. Append the size of each batch to a queue."""
+    for epoch, batch in places:
+        indices = range(batch * batch_size, min((batch + 1) * batch_size, length))
+        sizes.append(len(indices))
+        for index in indices:
+            yield epoch, index

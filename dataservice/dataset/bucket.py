@@ -62,8 +62,7 @@ class Bucket(UnaryNode):
         """Local. See :class:`Node`."""
         return ragged(self.padding.spec(self.parent.element_spec(), None))
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return BucketIterator(self, context)
 
 

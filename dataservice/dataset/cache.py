@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.cache_file import CacheFile, Writing
-from dataservice.dataset.context import Context, Passes
-from dataservice.dataset.node import ElementIterator, Node, UnaryNode
-from dataservice.dataset.split_cache import SplitCacheIterator
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node, Place, Reader, UnaryNode
+from dataservice.dataset.several import AT_ONCE
 
-_Origin = tuple[tuple[int, ...], Passes]
-"""The randomness and the numbers of a pass: what it was made from."""
+_Origin = tuple[tuple[int, ...], int]
+"""The seed and the epoch of a pass."""
 
 
 class _Memory:
@@ -49,34 +52,34 @@ class Cache(UnaryNode):
     path: str
     _memory: _Memory = field(init=False, repr=False, compare=False, default_factory=_Memory)
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return not self.path and self.parent.one_to_one and self.parent.steady
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below if elements are kept by index; see :class:`Node`."""
+        by_index = not self.path and self.parent.same_every_epoch
+        return self.parent.indexed_length() if by_index else None
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
         if self.path:
             raise self.cannot_be_split(
                 "every worker would write only its own part into the file; use cache() without "
                 "a file name, or save once with distributed_save()"
             )
-        below = super().source_indices()
-        if not self.one_to_one:
+        length = self.indexed_length()
+        if length is None:
             raise self.cannot_be_split(
-                "elements are cached by their index in the source; call cache before "
-                "transformations that drop, reorder, flatten, mix or repeat elements"
+                "elements are cached by their index; call cache before transformations that drop, "
+                "shuffle, mix, flatten or group elements"
             )
-        return below
+        return length
 
     def sample(self) -> Node:
         """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
         return self.parent.sample()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None:
-            return SplitCacheIterator(self.parent, self._memory.by_index, context, context.feed)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _CacheReader(self.parent, self._memory.by_index, places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         return CacheIterator(self, context)
 
     @property
@@ -106,6 +109,66 @@ class Cache(UnaryNode):
         return Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
 
 
+class _CacheReader(Reader):
+    """Elements by their index: those that are kept, and others, which it keeps.
+
+    Args:
+        parent: The node below.
+        kept: Its elements by index; other readers may add to it.
+        places: Places of the elements.
+        context: What the pass depends on.
+    """
+
+    def __init__(
+        self, parent: Node, kept: dict[int, Any], places: Iterator[Place], context: Context
+    ) -> None:
+        self._parent = parent
+        self._kept = kept
+        self._places = places
+        self._context = context
+        self._coming: deque[Place] = deque()
+        self._missing: set[int] = set()  # indices that the reader below gives next
+        self._reader: ElementIterator | None = None
+
+    def __next__(self) -> Any:
+        if not self._coming:
+            self._take()
+        place = self._coming.popleft()
+        index = place[1]
+        if index in self._missing:
+            self._missing.discard(index)
+        elif index in self._kept:  # an element may be None
+            return tree.opened(self._kept[index])
+        else:  # it has failed a moment ago
+            with self._parent.read(iter([place]), self._context) as once:
+                return self._keep(index, next(once))
+        assert self._reader is not None
+        return self._keep(index, next(self._reader))
+
+    def _keep(self, index: int, element: Any) -> Any:
+        kept = self._kept[index] = tree.read_only(element)
+        return tree.opened(kept)
+
+    def _take(self) -> None:
+        """Take places, so many that the node below can read ahead among those that are missing."""
+        self._coming.extend(islice(self._places, AT_ONCE))
+        if not self._coming:
+            raise StopIteration
+        missing: dict[int, Place] = {}
+        for place in self._coming:
+            if place[1] not in self._kept:
+                missing.setdefault(place[1], place)
+        self._missing = set(missing)
+        self.close()
+        self._reader = self._parent.read(iter(missing.values()), self._context)
+
+    def close(self) -> None:
+        """Close the reader of the node below."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
 class CacheIterator(ElementIterator):
     """One pass: over what is kept, or over the node below, whose elements it keeps."""
 
@@ -117,12 +180,12 @@ class CacheIterator(ElementIterator):
         self._parent: ElementIterator | None = None
         self._keeping: _Keeping | Writing | None = None
         if self._kept is None:
-            self._begin(node.origin or (context.seed, context.passes))
+            self._begin(node.origin or (context.seed, context.epoch))
 
     def _begin(self, origin: _Origin) -> None:
         """Read the node below, and keep what it gives."""
-        seed, passes = origin
-        self._context = dataclasses.replace(self._context, seed=seed, passes=passes)
+        seed, epoch = origin
+        self._context = dataclasses.replace(self._context, seed=seed, epoch=epoch)
         self._parent = self._node.parent.iterate(self._context)
         self._keeping = self._node.keep()
 
@@ -149,7 +212,7 @@ class CacheIterator(ElementIterator):
 
     @property
     def _origin(self) -> _Origin:
-        return self._context.seed, self._context.passes
+        return self._context.seed, self._context.epoch
 
     def get_state(self) -> tuple[int, Any, _Origin | None]:
         """Local. See :class:`ElementIterator`."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
+    ENDLESS,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
     UnaryNode,
 )
-from dataservice.dataset.portions import Portion
 from dataservice.dataset.repeat import Repeat
-from dataservice.dataset.several import SeveralNode, merged_spec
+from dataservice.dataset.several import RoutedReader, SeveralNode, merged_spec
 from dataservice.dataset.spec import Spec
 
 
@@ -32,28 +36,35 @@ class Concatenate(SeveralNode):
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return all(parent.one_to_one for parent in self.parents)
+    def indexed_length(self) -> int | None:
+        """Return the sum of the lengths; see :class:`Node`."""
+        lengths = self.lengths()
+        return None if lengths is None else min(sum(lengths), ENDLESS)
 
-    @property
-    def random_access(self) -> bool:
-        """Local. See :class:`Node`; passes below begin one after the other."""
-        return False
-
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; those of the first node, then those of the next."""
+    def source_length(self) -> int:
+        """Return the number of elements, or of source indices of all nodes; see :class:`Node`."""
+        length = self.indexed_length()
+        if length is not None:
+            return length
         if any(_repeats(parent) for parent in self.parents):
             raise self.cannot_be_split("one of its parts is repeated, and only the whole can be")
-        return range(sum(len(parent.source_indices()) for parent in self.parents))
+        return sum(parent.source_length() for parent in self.parents)
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         return merged_spec(self.parents)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        lengths = self.lengths()
+        assert lengths is not None
+        firsts = [0, *itertools.accumulate(lengths)]
+        routed = (
+            (number := bisect_right(firsts, index) - 1, (epoch, index - firsts[number]))
+            for epoch, index in places
+        )
+        return RoutedReader(self.parents, routed, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         return ConcatenateIterator(self.parents, context)
 
 
@@ -64,8 +75,6 @@ class ConcatenateIterator(ElementIterator):
         self._parents = parents
         self._context = context
         self._begun = 0
-        self._first = 0  # split of the pass that has begun, or is next
-        self._portion: Portion | None = None
         self._pass: ElementIterator | None = None
 
     def __next__(self) -> Any:
@@ -78,36 +87,24 @@ class ConcatenateIterator(ElementIterator):
             except StopIteration:
                 self.close()
 
-    def get_state(self) -> tuple[int, int, int, Any]:
+    def get_state(self) -> tuple[int, Any]:
         """Local. See :class:`ElementIterator`."""
-        if self._pass is None:
-            if self._context.feed is not None:
-                self._context.feed(self._context.passes).mark(self._first)
-            return self._begun, self._first, self._first, None
-        within = (self._pass.get_state(),)
-        # The pass may have come to its end ahead of who reads it, and ask for nothing then.
-        following = self._first if self._portion is None else self._portion.following
-        return self._begun, self._first, following, within
+        return self._begun, None if self._pass is None else (self._pass.get_state(),)
 
-    def set_state(self, state: tuple[int, int, int, Any]) -> None:
+    def set_state(self, state: tuple[int, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
-        self._begun, self._first, following, within = state
+        self._begun, within = state
         if within is not None:
             self._begun -= 1
             self._begin()
             assert self._pass is not None
             self._pass.set_state(within[0])
-            if self._portion is not None:
-                self._portion.following = max(self._portion.following, following)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None
-        if self._portion is not None:
-            self._first = self._portion.following
-            self._portion = None
 
     def goes_on(self, error: Exception) -> bool:
         """Local. See :class:`ElementIterator`."""
@@ -117,16 +114,19 @@ class ConcatenateIterator(ElementIterator):
         if self._begun == len(self._parents):
             raise StopIteration
         parent, context = self._parents[self._begun], self._context.branch(self._begun)
-        if context.feed is not None:
-            start = sum(len(before.source_indices()) for before in self._parents[: self._begun])
-            splits = context.feed(context.passes)
-            self._portion = Portion(splits, parent.source_indices(), start, self._first)
-            context = replace(context, feed=self._portion.feed)
+        share = context.share
+        if share is not None:
+            before = sum(each.source_length() for each in self._parents[: self._begun])
+            share = replace(share, offset=share.offset + before)
+            context = replace(context, share=share)
         self._begun += 1
         self._pass = parent.iterate(context)
 
 
 def _repeats(node: Node) -> bool:
+    """Return whether passes over a sequential node are several passes over its source."""
+    if node.indexed_length() is not None:
+        return False
     while isinstance(node, UnaryNode) and not isinstance(node, Repeat):
         node = node.parent
     return isinstance(node, Repeat)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.endless import Endless
+from dataservice.dataset.endless import Endless, Numbers
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,7 @@ class Counter(Endless):
     start: int
     step: int
 
-    def basis(self, context: Context) -> tuple[int, ...]:
-        """Local. See :class:`Endless`."""
-        return self.start, self.step
-
-    def numbers(self, basis: tuple[int, ...]) -> Callable[[int], np.int64]:
-        """Local. See :class:`Endless`."""
-        start, step = basis
-        return lambda place: np.int64(start + place * step)
+    def numbers(self, context: Context, epoch: int) -> Numbers:
+        """Return what gives the elements, which are the same in all epochs."""
+        start, step = self.start, self.step
+        return lambda index: np.int64(start + index * step)

@@ -171,7 +171,7 @@ class Dataset(Sources, Transformations):
         save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
 
     def __iter__(self) -> DatasetIterator:
-        context = Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
+        context = Context(seed=(secrets.randbits(63),), epoch=next(self._passes))
         return DatasetIterator(self._node, context)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:

@@ -39,7 +39,7 @@ class PrefetchToDevice(UnaryNode):
         """Local. See :class:`Node`."""
         return True
 
-    def source_indices(self) -> range:
+    def source_length(self) -> int:
         """Local. Raises UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split(_OWN)
 
@@ -49,8 +49,7 @@ class PrefetchToDevice(UnaryNode):
             "distribute"
         )
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         count = device_count()
         if self.device >= count:
             raise ValueError(
@@ -66,7 +65,7 @@ class _DeviceIterator(ElementIterator):
     def __init__(self, node: PrefetchToDevice, context: Context) -> None:
         self._delivery = Prefetcher(node.device)
         sending = _Sending(node.parent, self._delivery)
-        self._ahead = PrefetchIterator(sending, context, node.buffer_size)
+        self._ahead = PrefetchIterator(sending.iterate, context, node.buffer_size)
 
     def __next__(self) -> Any:
         sent: _Sent = next(self._ahead)
@@ -97,7 +96,7 @@ class _Sending(UnaryNode):
     parent: Node
     delivery: Prefetcher
 
-    def iterate(self, context: Context) -> ElementIterator:
+    def _iterate(self, context: Context) -> ElementIterator:
         return _SendingIterator(self.parent.iterate(context), self.delivery)
 
 

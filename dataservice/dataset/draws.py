@@ -18,7 +18,6 @@ of each sequence there have been, and which of them are known to have no more.""
 BLOCK = 1 << 14
 """How many elements are drawn at once."""
 
-_KNOWN = 64
 _KEPT = 8
 _FEW = 64
 
@@ -66,16 +65,6 @@ class Draws:
         self._blocks: dict[int, tuple[Numbers, Numbers]] = {}
         self._lock = threading.Lock()
 
-    def before(self, number: int) -> Drawn:
-        """Local. What is known before a block."""
-        with self._lock:
-            return self._before(number)
-
-    def begin_at(self, number: int, drawn: Drawn) -> None:
-        """Local. Take over what is known before a block, so that nobody draws those before it."""
-        with self._lock:
-            _keep(self._known, number, drawn, _KNOWN)
-
     def block(self, number: int) -> tuple[Numbers, Numbers]:
         """Local. The elements of a block: the sequence of each, and its place there."""
         with self._lock:
@@ -83,17 +72,20 @@ class Draws:
             if block is None:
                 drawn = self._before(number)
                 sequences, after = self._draw(drawn)
-                _keep(self._known, number + 1, after, _KNOWN)
+                self._known[number + 1] = after
                 block = sequences, _places(sequences, np.array(drawn[1]))
-            _keep(self._blocks, number, block, _KEPT)
+            self._blocks.pop(number, None)
+            self._blocks[number] = block
+            while len(self._blocks) > _KEPT:  # those that were used last stay
+                del self._blocks[next(iter(self._blocks))]
             return block
 
     def _before(self, number: int) -> Drawn:
         nearest = max(known for known in self._known if known <= number)
         drawn = self._known[nearest]
-        for _ in range(nearest, number):
+        for each in range(nearest, number):
             _, drawn = self._draw(drawn)
-        _keep(self._known, number, drawn, _KNOWN)
+            self._known[each + 1] = drawn
         return drawn
 
     def _draw(self, drawn: Drawn) -> tuple[Numbers, Drawn]:
@@ -138,11 +130,3 @@ def _places(sequences: Numbers, counts: Numbers) -> Numbers:
     places = np.empty(len(sequences), np.intp)
     places[order] = np.arange(len(sequences)) + np.repeat(counts - (np.cumsum(own) - own), own)
     return places
-
-
-def _keep(kept: dict[int, Any], number: int, value: Any, limit: int) -> None:
-    """Keep what was used last, by its number, and that of number 0: all others come from there."""
-    kept.pop(number, None)
-    kept[number] = value
-    for oldest in [each for each in kept if each][: max(len(kept) - limit, 0)]:
-        del kept[oldest]

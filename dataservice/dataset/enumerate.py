@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
-from dataservice.dataset.range import Range
+from dataservice.dataset.node import ElementIterator, Node, Place, Reader, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import ArraySpec, Spec
-from dataservice.dataset.zip import Zip
 
 
 @dataclass(frozen=True)
@@ -21,28 +21,51 @@ class Enumerate(UnaryNode):
     parent: Node
     start: int
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        below = self.parent.source_indices()
-        if not self.parent.one_to_one:
-            raise self.cannot_be_split("every worker would count its own elements")
-        return range(len(below))
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.indexed_only()
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         return ArraySpec((), np.int64), self.parent.element_spec()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None:
-            numbers = Range(self.start, self.start + self.parent.cardinality(), 1)
-            return Zip((numbers, self.parent), (0, 0)).iterate(context)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _EnumerateReader(self, places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         return EnumerateIterator(self.parent.iterate(context), self.start)
+
+
+class _EnumerateReader(Reader):
+    def __init__(self, node: Enumerate, places: Iterator[Place], context: Context) -> None:
+        # The node below may take places ahead, on another thread.
+        self._taken: deque[int] = deque()
+        self._start = node.start
+        self._parent = node.parent.read(_noted(places, self._taken), context)
+
+    def __next__(self) -> tuple[np.int64, Any]:
+        try:
+            element = next(self._parent)
+        except StopIteration:
+            raise
+        except Exception:
+            self._taken.popleft()
+            raise
+        return np.int64(self._start + self._taken.popleft()), element
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+def _noted(places: Iterator[Place], taken: deque[int]) -> Iterator[Place]:
+    """Yield places, and append their indices to a queue."""
+    for place in places:
+        taken.append(place[1])
+        yield place
 
 
 class EnumerateIterator(UnaryIterator):

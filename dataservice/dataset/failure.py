@@ -7,18 +7,6 @@ import pickle
 from mpidist.errors import UnknownError
 
 
-class FeedFailed(Exception):
-    """The indices of what is to be made could not be had: no element's error.
-
-    Args:
-        error: Why.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 class Failure:
     """An error in the place of an element.
 
@@ -31,9 +19,7 @@ class Failure:
     """
 
     def __init__(self, error: BaseException) -> None:
-        if isinstance(error, FeedFailed):
-            error.__traceback__ = None  # it says nothing, and its frames have callers
-        elif error.__traceback__ is not None:
+        if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next
         self.error = error
 

@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from dataservice.dataset import checks, tree
-from dataservice.dataset.context import Context, Splits
-from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
-from dataservice.dataset.source import SplitReader, splits_of
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, IndexReader, Node
 from mpidist.errors import DataLossError, NotFoundError
 
 _BY_SUFFIX = {
@@ -67,13 +66,12 @@ class Files(Node):
         """Local. See :class:`Node`."""
         return UNKNOWN_CARDINALITY
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; those of the files."""
-        return range(len(self.paths))
+    def source_length(self) -> int:
+        """Return the number of files."""
+        return len(self.paths)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return FilesIterator(self, splits_of(self, context))
+    def _iterate(self, context: Context) -> ElementIterator:
+        return FilesIterator(self, IndexReader(len(self.paths), context.share))
 
     def summary(self) -> str:
         """Local. See :class:`Node`."""
@@ -97,16 +95,16 @@ def _matching(pattern: str) -> list[str]:
 class FilesIterator(ElementIterator):
     """One pass; has one file open."""
 
-    def __init__(self, node: Files, splits: Splits) -> None:
+    def __init__(self, node: Files, numbers: IndexReader) -> None:
         self._node = node
-        self._numbers = SplitReader(splits)
+        self._numbers = numbers
         self._number = -1
         self._reader: Reader | None = None
 
     def __next__(self) -> Any:
         while True:
             if self._reader is None:
-                self._open(self._numbers.next())
+                self._open(next(self._numbers))
             assert self._reader is not None
             try:
                 return self._reader.read()

@@ -28,8 +28,7 @@ class Filter(UnaryNode):
         """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return FilterIterator(self.parent.iterate(context), self.predicate)
 
 

@@ -13,8 +13,13 @@ import numpy as np
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import name_of
-from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
-from dataservice.dataset.source import IndexedSource, SplitReader, splits_of
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    ElementIterator,
+    IndexedSource,
+    IndexReader,
+    Node,
+)
 from mpidist.errors import InvalidArgumentError
 
 
@@ -56,14 +61,13 @@ class Generator(Node):
         """Local. See :class:`Node`."""
         return UNKNOWN_CARDINALITY
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; the iterable is one index, because one worker reads it all."""
-        return range(1)
+    def source_length(self) -> int:
+        """Return 1, because one worker reads all of the iterable."""
+        return 1
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None:
-            return _FedIterator(self, SplitReader(splits_of(self, context)))
+    def _iterate(self, context: Context) -> ElementIterator:
+        if context.share is not None:
+            return _SharedIterator(self, IndexReader(1, context.share))
         return GeneratorIterator(iter(self.factory(*self.arguments)), name_of(self.factory))
 
     def summary(self) -> str:
@@ -144,17 +148,17 @@ class GeneratorIterator(ElementIterator):
         return element
 
 
-class _FedIterator(ElementIterator):
-    """One pass, of whoever gets the index."""
+class _SharedIterator(ElementIterator):
+    """One pass, in the process that gets its only index."""
 
-    def __init__(self, node: Generator, indices: SplitReader) -> None:
+    def __init__(self, node: Generator, indices: IndexReader) -> None:
         self._node = node
         self._indices = indices
         self._elements: ElementIterator | None = None
 
     def __next__(self) -> Any:
         if self._elements is None:
-            self._indices.next()
+            next(self._indices)
             self._elements = self._node.iterate(Context(seed=()))
         return next(self._elements)
 

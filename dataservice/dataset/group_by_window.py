@@ -68,8 +68,7 @@ class GroupByWindow(UnaryNode):
         """Return a node that computes its first element alone; see :class:`Node`."""
         return dataclasses.replace(self, parent=self.parent.sample(), reduce=Samples(self.reduce))
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return GroupByWindowIterator(self, context)
 
     def key_of(self, element: Any) -> int:
@@ -108,7 +107,7 @@ class GroupByWindowIterator(UnaryIterator):
         super().__init__(node.parent.iterate(context))
         self._node = node
         # What is dealt out between workers is the pass below.
-        self._context = dataclasses.replace(context, feed=None)
+        self._context = context.alone()
         self._groups: dict[int, list[Any]] = {}
         self._sizes: dict[int, int] = {}
         self._number = 0  # of the next group that is full

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataservice.dataset.context import Context, Feed, Splits
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -84,8 +83,7 @@ class IgnoreErrors(UnaryNode):
         except Exception:  # of the first element: another one tells as well
             return spec_of(self.first())
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return IgnoreErrorsIterator(self, context)
 
 
@@ -97,10 +95,7 @@ class IgnoreErrorsIterator(UnaryIterator):
     """
 
     def __init__(self, node: IgnoreErrors, context: Context) -> None:
-        # Of whoever deals out the source: what they have to give would be missing.
-        self._fatal: list[Exception] = []
-        feed = context.feed and _watched(context.feed, self._fatal)
-        super().__init__(node.parent.iterate(dataclasses.replace(context, feed=feed)))
+        super().__init__(node.parent.iterate(context))
         self._node = node
         self._context = context
         self.ignored = 0
@@ -116,9 +111,7 @@ class IgnoreErrorsIterator(UnaryIterator):
                 except Exception as error:
                     # A pass that cannot go on, as one over a generator, raises the same once more.
                     stuck = error is last and not self._parent.goes_on(error)
-                    if stuck or any(error is one for one in self._fatal):
-                        raise
-                    if not self._ignores(error):
+                    if stuck or not self._ignores(error):
                         raise
                     last = error
             raise StopIteration
@@ -148,27 +141,3 @@ class IgnoreErrorsIterator(UnaryIterator):
         if self._node.log_warning:
             logger.warning("%s drops an element: %r", self._node.summary(), error)
         return True
-
-
-class _Watched:
-    """Splits that note the errors of getting them."""
-
-    def __init__(self, splits: Splits, fatal: list[Exception]) -> None:
-        self._splits = splits
-        self._fatal = fatal
-
-    def split(self, number: int) -> range:
-        """Local. See :class:`Splits`."""
-        try:
-            return self._splits.split(number)
-        except Exception as error:
-            self._fatal.append(error)
-            raise
-
-    def mark(self, number: int) -> None:
-        """Local. See :class:`Splits`."""
-        self._splits.mark(number)
-
-
-def _watched(feed: Feed, fatal: list[Exception]) -> Feed:
-    return lambda passes: _Watched(feed(passes), fatal)

@@ -64,8 +64,7 @@ class Interleave(UnaryNode):
             self, parent=self.parent.sample(), function=Samples(self.function), ahead=0
         )
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return InterleaveIterator(self, context)
 
 
@@ -89,7 +88,7 @@ class InterleaveIterator(UnaryIterator):
         super().__init__(node.parent.iterate(context))
         self._node = node
         # What is dealt out between workers is the pass below.
-        self._context = dataclasses.replace(context, feed=None)
+        self._context = context.alone()
         self._cycle: list[_Open | None] = [None] * node.cycle_length
         self._place = 0  # in the cycle
         self._given = 0  # by the dataset at this place, in its turn

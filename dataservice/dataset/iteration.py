@@ -10,7 +10,7 @@ from dataservice.dataset.ignore_errors import Count, CountingContext
 from dataservice.dataset.node import ElementIterator, Node
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 class DatasetIterator(ElementIterator):
@@ -49,7 +49,7 @@ class DatasetIterator(ElementIterator):
             UnimplementedError: A source cannot say where it is, or a data service reads it.
         """
         context = self._context
-        of = (_FORMAT, self._node.summary(), context.seed, context.passes, self.ignored)
+        of = (_FORMAT, self._node.summary(), context.seed, context.epoch, self.ignored)
         return pickle.dumps((*of, self._elements.get_state()), protocol=5)
 
     def set_state(self, state: bytes) -> None:
@@ -73,9 +73,9 @@ class DatasetIterator(ElementIterator):
                 f"the state belongs to an iterator over {summary} (format {version}), not over "
                 f"{self._node.summary()} (format {_FORMAT})"
             )
-        seed, passes, ignored, below = within
+        seed, epoch, ignored, below = within
         self._elements.close()
-        self._begin(Context(seed, passes), ignored)
+        self._begin(Context(seed, epoch), ignored)
         self._elements.set_state(below)
 
     def close(self) -> None:
@@ -87,7 +87,5 @@ class DatasetIterator(ElementIterator):
         return self._elements.goes_on(error)
 
     def _begin(self, context: Context, ignored: int) -> None:
-        self._context = CountingContext(
-            context.seed, context.passes, context.feed, context.scope, ignored=Count(ignored)
-        )
+        self._context = CountingContext(context.seed, context.epoch, ignored=Count(ignored))
         self._elements = self._node.iterate(self._context)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dataservice.dataset.context import Context, Splits
-from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
-from dataservice.dataset.source import SplitReader
+from dataservice.dataset.context import Context, Share
+from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, IndexReader, Node
 from dataservice.dataset.spec import Spec
 from dataservice.snapshot import metadata
 from dataservice.snapshot.layout import ChunkName
@@ -77,9 +76,9 @@ class Load(Node):
         found = self.look()
         return sum(map(sum, found.counts)) if found and found.done else UNKNOWN_CARDINALITY
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; those of the chunks."""
-        return range(len(self.chunks()))
+    def source_length(self) -> int:
+        """Return the number of chunks."""
+        return len(self.chunks())
 
     def chunks(self) -> list[ChunkName]:
         """Local. All chunks, in the order in which they are read.
@@ -105,8 +104,7 @@ class Load(Node):
         spec = found.metadata.element_spec()
         return super().element_spec() if spec is None else spec
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return LoadIterator(self, context)
 
     def summary(self) -> str:
@@ -129,8 +127,8 @@ class LoadIterator(ElementIterator):
         self._reader: ChunkReader | None = None
         self._error: OpError | None = None
         self._share: _Share | None = None
-        if context.feed is not None:
-            self._share = _Share(node.chunks(), context.feed(context.passes))
+        if context.share is not None:
+            self._share = _Share(node.chunks(), context.share)
 
     def __next__(self) -> Any:
         while not self._watch.closed:
@@ -240,12 +238,12 @@ class LoadIterator(ElementIterator):
 class _Share:
     """The chunks that this process shall read, while others read others."""
 
-    def __init__(self, chunks: list[ChunkName], splits: Splits) -> None:
+    def __init__(self, chunks: list[ChunkName], share: Share) -> None:
         self._chunks = chunks
-        self.numbers = SplitReader(splits)
+        self.numbers = IndexReader(len(chunks), share)
 
     def next(self) -> ChunkName:
-        return self._chunks[self.numbers.next()]
+        return self._chunks[next(self.numbers)]
 
 
 class _Watch:

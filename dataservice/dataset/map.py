@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call, name_of
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, Place, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import InvalidArgumentError
 
@@ -21,10 +21,9 @@ class Map(UnaryNode):
     parent: Node
     function: Callable[..., Any]
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -35,8 +34,10 @@ class Map(UnaryNode):
         """Local. See :class:`Node`; a function makes elements."""
         return False
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return MapIterator(self.parent.read(places, context), self.function)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         return MapIterator(self.parent.iterate(context), self.function)
 
 

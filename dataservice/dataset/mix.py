@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -16,14 +16,15 @@ from dataservice.dataset.checks import numbers
 from dataservice.dataset.context import Context
 from dataservice.dataset.draws import Draws, bounds
 from dataservice.dataset.node import (
+    ENDLESS,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
 )
-from dataservice.dataset.several import SeveralIterator, SeveralNode, merged_spec
+from dataservice.dataset.several import RoutedReader, SeveralIterator, SeveralNode, merged_spec
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.split_sample import SplitSampleIterator
 from mpidist.errors import InvalidArgumentError
 
 
@@ -58,7 +59,7 @@ class _Mix(SeveralNode):
 class Sample(_Mix):
     """Draws the next element's node at random.
 
-    Where the nodes are one to one, so is their mixture: element i is the same whoever makes it.
+    Where the nodes are indexed, so is their mixture: element i is the same whoever evaluates it.
 
     Attributes:
         weights: How likely each is, compared with the others.
@@ -108,56 +109,80 @@ class Sample(_Mix):
     def _taken(self) -> Sequence[Node]:
         return [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        # Of the description as text, so that all processes draw the same.
-        own = (*context.seed, crc32(self.summary().encode()))
-        entropy = (*(own if self.seed is None else (self.seed,)), *context.passes)
-        if context.feed is None:
-            # Copies of a worker each are not the same.
-            own = context.part if self.seed is None else ()
-            return SampleIterator(self, context, (*entropy, *own))
-        lengths = [len(parent.source_indices()) for parent in self.parents]
-        draws = Draws(lengths, self.weights, entropy)
-        return SplitSampleIterator(self.parents, draws, context, context.feed)
+    def indexed_length(self) -> int | None:
+        """Return the sum of the lengths; see :class:`Node`."""
+        lengths = self.lengths()
+        if lengths is None or self.stop_on_empty:
+            return None
+        pairs = zip(lengths, self.weights, strict=True)
+        return min(sum(length for length, weight in pairs if weight), ENDLESS)
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return not self.stop_on_empty and all(parent.one_to_one for parent in self.parents)
-
-    @property
-    def steady(self) -> bool:
-        """Local. See :class:`Node`."""
-        return False
-
-    @property
-    def random_access(self) -> bool:
-        """Local. See :class:`Node`; to draw from any place on takes long."""
-        return False
-
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; the numbers of its elements."""
-        lengths = [len(parent.source_indices()) for parent in self.parents]
-        if not self.one_to_one:
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        length = self.indexed_length()
+        if length is None:
             raise self.cannot_be_split(
                 "elements are drawn by their index, which needs stop_on_empty_dataset=False; "
-                "call sample_from_datasets before transformations that drop, reorder, flatten "
-                "or repeat elements"
+                "call sample_from_datasets before transformations that drop, flatten or group "
+                "elements"
             )
-        pairs = zip(lengths, self.weights, strict=True)
-        return range(sum(length for length, weight in pairs if weight))
+        return length
+
+    @property
+    def same_every_epoch(self) -> bool:
+        """Local. See :class:`Node`."""
+        return False
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        lengths = self.lengths()
+        assert lengths is not None
+        seed = context.own_seed if context.share is None else context.seed
+        draws = _EpochDraws(lambda epoch: Draws(lengths, self.weights, self._entropy(seed, epoch)))
+        return RoutedReader(self.parents, map(draws.place, places), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return SampleIterator(self, context, self._entropy(context.own_seed, context.epoch))
+
+    def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
+        """Return what the draws of an epoch depend on."""
+        if self.seed is not None:
+            return (self.seed, epoch)
+        # Of the description as text, so that all processes draw the same.
+        return (*seed, crc32(self.summary().encode()), epoch)
 
     def further(self) -> list[str]:
         """Local. See :class:`SeveralNode`."""
         return [f"weights={self.weights}", f"seed={self.seed}"]
 
 
+class _EpochDraws:
+    """The draws of the epochs; the last ones are kept.
+
+    Args:
+        draws: Gives the draws of an epoch.
+    """
+
+    def __init__(self, draws: Callable[[int], Draws]) -> None:
+        self._draws = draws
+        self._known: dict[int, Draws] = {}
+
+    def place(self, place: Place) -> tuple[int, Place]:
+        """Return which node an element is of, and its place there."""
+        epoch, index = place
+        draws = self._known.get(epoch)
+        if draws is None:
+            draws = self._draws(epoch)
+            self._known = {epoch: draws, **dict(list(self._known.items())[:1])}
+        number, within = divmod(index, draws.size)
+        nodes, places = draws.block(number)
+        return int(nodes[within]), (epoch, int(places[within]))
+
+
 class _MixIterator(SeveralIterator):
     """A pass that takes elements from one pass or another."""
 
     def __init__(self, node: _Mix, context: Context) -> None:
-        super().__init__(lambda: node.begin(context))
+        super().__init__(node.begin(context))
         self._stop_on_empty = node.stop_on_empty
         self._ended = [False] * len(node.parents)
 
@@ -238,12 +263,11 @@ class Choose(_Mix):
         parents = tuple(parent.sample() for parent in self.parents)
         return dataclasses.replace(self, parents=parents, choice=self.choice.sample())
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("where a choice falls depends on all choices before it")
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return ChooseIterator(self, context)
 
     def further(self) -> list[str]:

@@ -8,17 +8,24 @@ walking from the last iterator to its source, and set likewise.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Any, Protocol
 
-from dataservice.dataset.context import Context
+from dataservice.dataset.context import Context, Share
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import UnimplementedError
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
+
+ENDLESS = 1 << 62
+"""The length of an indexed node without an end."""
+
+Place = tuple[int, int]
+"""An epoch, and the index of an element in it."""
 
 
 class NoElementError(ValueError):
@@ -73,40 +80,93 @@ class ElementIterator(ABC):
         self.close()
 
 
+class Reader(ElementIterator):
+    """The elements at some places of an indexed node, in order, each of them or its error.
+
+    It has no state: :class:`IndexedIterator` knows the place.
+    """
+
+    def get_state(self) -> Any:
+        """Return None."""
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing; readers of other nodes close these."""
+
+    def goes_on(self, error: Exception) -> bool:
+        """Return True: an error stands in the place of one element."""
+        return True
+
+
 class Stages(Protocol):
     """Measures how long the nodes of a pass take."""
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
-        """Local. A pass over a node, to be used in place of the one that is given."""
+        """Return an iterator over a node to use in place of the given one."""
 
 
 class Node(ABC):
-    """A description of a sequence of elements; subclasses are frozen dataclasses."""
+    """A description of a sequence of elements; subclasses are frozen dataclasses.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Local. Have the passes of all nodes measured where somebody wants to know."""
-        super().__init_subclass__(**kwargs)
-        if "iterate" in cls.__dict__:
-            setattr(cls, "iterate", _watched(cls.__dict__["iterate"]))  # noqa: B010 - mypy
+    A node is *indexed* if each of its elements can be computed alone. Then :meth:`indexed_length`
+    gives their number, and :meth:`_read` computes those at given places. The state of a pass is a
+    number. All other nodes are *sequential*: :meth:`_iterate` starts a pass, whose iterator has a
+    state. A node over others may be the one or the other, as these are.
+    """
 
-    @abstractmethod
+    def indexed_length(self) -> int | None:
+        """Return the number of elements of an epoch if the node is indexed; None if it is not.
+
+        ``ENDLESS`` stands for no end.
+        """
+        return None
+
+    def read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        """Start to read elements of an indexed node.
+
+        Args:
+            places: Places of the elements, in any order. They may be taken ahead, on any thread.
+            context: What the pass depends on; its epoch is that of no place.
+
+        Returns:
+            An iterator with one element, or error, for each place, in their order.
+        """
+        return _timed(self, self._read(places, context), context)
+
     def iterate(self, context: Context) -> ElementIterator:
-        """Local. Start a pass."""
+        """Start a pass over all elements, or over those that the context says."""
+        if self.indexed_length() is not None:
+            return IndexedIterator(self, context)
+        return _timed(self, self._iterate(context), context)
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        """See :meth:`read`; to be overridden where :meth:`indexed_length` gives a number."""
+        raise NotImplementedError(f"{type(self).__name__} is not indexed")
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        """See :meth:`iterate`; to be overridden where :meth:`indexed_length` gives None."""
+        raise NotImplementedError(f"{type(self).__name__} is not sequential")
 
     @abstractmethod
     def cardinality(self) -> int:
         """Local. The number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
-    def source_indices(self) -> range:
-        """Local. The source indices of one pass, which workers may evaluate in parts.
+    def source_length(self) -> int:
+        """Return the number of source indices of one pass, which workers may share.
 
         Raises:
             UnimplementedError: Parts of the sequence cannot be evaluated apart.
         """
-        raise self.cannot_be_split("its parts depend on each other")
+        length = self.indexed_length()
+        if length is None:
+            raise self.cannot_be_split("its parts depend on each other")
+        return length
 
     def cannot_be_split(self, why: str) -> UnimplementedError:
-        """Local. What :meth:`source_indices` raises where parts cannot be evaluated apart."""
+        """Return the error of :meth:`source_length` where parts cannot be evaluated apart."""
         return UnimplementedError(
             f"{self.summary()} cannot be split between workers: {why}; or use "
             "processing_mode='parallel_epochs', or this transformation after distribute()"
@@ -146,18 +206,8 @@ class Node(ABC):
         )
 
     @property
-    def one_to_one(self) -> bool:
-        """Local. Whether element i depends on source index i alone, in order."""
-        return False
-
-    @property
-    def steady(self) -> bool:
-        """Local. Whether element i is the same in every pass; asked where it is one to one."""
-        return True
-
-    @property
-    def random_access(self) -> bool:
-        """Local. Whether elements can be had in any order; asked where it is one to one."""
+    def same_every_epoch(self) -> bool:
+        """Whether element i is the same in all epochs; asked where the node is indexed."""
         return True
 
     @property
@@ -175,15 +225,141 @@ class Node(ABC):
         return f"{type(self).__name__.lower()}({_arguments(self)})"
 
 
-def _watched(
-    iterate: Callable[[Node, Context], ElementIterator],
-) -> Callable[[Node, Context], ElementIterator]:
-    @functools.wraps(iterate)
-    def watched(node: Node, context: Context) -> ElementIterator:
-        elements = iterate(node, context)
-        return elements if context.stages is None else context.stages.watch(node, elements)
+def _timed(node: Node, elements: ElementIterator, context: Context) -> ElementIterator:
+    return elements if context.stages is None else context.stages.watch(node, elements)
 
-    return watched
+
+class IndexReader:
+    """The source indices that this process evaluates in a pass, in order.
+
+    Args:
+        length: Number of indices of the pass.
+        share: The place of the pass among all; None: this process evaluates all indices.
+
+    Attributes:
+        position: Position of the next index.
+    """
+
+    def __init__(self, length: int, share: Share | None) -> None:
+        self._length = length
+        self._share = share
+        self.position = 0 if share is None else share.splits.start
+        self._run: Iterator[int] = iter(())
+
+    def __iter__(self) -> IndexReader:
+        return self
+
+    def __next__(self) -> int:
+        index = next(self._run, None)
+        if index is None:
+            self._run = iter(self._next_run())
+            index = next(self._run)
+        self.position += 1
+        return index
+
+    def _next_run(self) -> range:
+        if self._share is None:
+            return range(self.position, self._length)
+        splits, first = self._share.splits, self._share.first
+        run = splits.run(self.position)
+        own = run[: bisect_left(run, first + self._length)]
+        if not own:
+            splits.start = self.position
+        return range(own.start - first, own.stop - first, own.step)
+
+    def get_state(self) -> int:
+        """Return the position of the next index, and mark it."""
+        self.mark(self.position)
+        return self.position
+
+    def set_state(self, position: int) -> None:
+        """Go on at a position."""
+        self.position, self._run = position, iter(())
+
+    def mark(self, position: int) -> None:
+        """Note that the state that is being taken needs no index before a position."""
+        if self._share is not None:
+            self._share.splits.mark(position)
+
+
+class IndexedIterator(ElementIterator):
+    """A pass over an indexed node. Its state is a number.
+
+    Args:
+        node: The node.
+        context: What the pass depends on; says which elements this process evaluates.
+    """
+
+    def __init__(self, node: Node, context: Context) -> None:
+        length = node.indexed_length()
+        assert length is not None
+        self._node = node
+        self._context = context
+        self._indices = IndexReader(length, context.share)
+        self._position = self._indices.position  # of the next element; nodes may read ahead
+        self._elements: ElementIterator | None = None
+        self._closed = False
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        if self._elements is None:
+            places = zip(itertools.repeat(self._context.epoch), self._indices, strict=False)
+            self._elements = self._node.read(places, self._context)
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            raise
+        except Exception:
+            self._position += 1
+            raise
+        self._position += 1
+        return element
+
+    def get_state(self) -> int:
+        """Return the position of the next element."""
+        self._indices.mark(self._position)
+        return self._position
+
+    def set_state(self, state: int) -> None:
+        """Go on at a position; before the first element."""
+        self._position = state
+        self._indices.set_state(state)
+
+    def close(self) -> None:
+        """End the pass; see :class:`ElementIterator`."""
+        self._closed = True
+        if self._elements is not None:
+            self._elements.close()
+            self._elements = None
+
+    def goes_on(self, error: Exception) -> bool:
+        """Return True: an error stands in the place of one element."""
+        return True
+
+
+class IndexedSource(Node):
+    """A source of elements 0, 1, ..., any of which can be computed from its index."""
+
+    @abstractmethod
+    def element(self, index: int) -> Any:
+        """Return the element of an index below ``cardinality()``."""
+
+    def indexed_length(self) -> int | None:
+        """Return the number of elements; see :class:`Node`."""
+        return self.cardinality()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _SourceReader(self, places)
+
+
+class _SourceReader(Reader):
+    def __init__(self, source: IndexedSource, places: Iterator[Place]) -> None:
+        self._element = source.element
+        self._places = places
+
+    def __next__(self) -> Any:
+        return self._element(next(self._places)[1])
 
 
 class UnaryNode(Node):
@@ -195,9 +371,10 @@ class UnaryNode(Node):
         """Local. See :class:`Node`."""
         return self.parent.cardinality()
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        return self.parent.source_indices()
+    def source_length(self) -> int:
+        """Return the number of elements if the node is indexed, or that of the source below."""
+        length = self.indexed_length()
+        return self.parent.source_length() if length is None else length
 
     def sample(self) -> Node:
         """Return this node over the sample of the node below; see :class:`Node`."""
@@ -217,14 +394,9 @@ class UnaryNode(Node):
         return self.parent.has_static_spec
 
     @property
-    def steady(self) -> bool:
+    def same_every_epoch(self) -> bool:
         """Local. See :class:`Node`."""
-        return self.parent.steady
-
-    @property
-    def random_access(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.random_access
+        return self.parent.same_every_epoch
 
     @property
     def distributed(self) -> bool:
@@ -248,15 +420,19 @@ class UnaryNode(Node):
                 "prefetch_to_device last"
             )
 
-    def _selected(self, indices: slice) -> range:
-        """The parent's source indices of the elements that a slice selects."""
-        below = self.parent.source_indices()
-        if not self.parent.one_to_one:
+    def indexed_only(self) -> int:
+        """Return the length of a node whose elements go by their numbers in the whole sequence.
+
+        Raises:
+            UnimplementedError: The node below is not indexed.
+        """
+        length = self.indexed_length()
+        if length is None:
             raise self.cannot_be_split(
                 f"each would apply {type(self).__name__.lower()} to its own part; call it "
-                "before transformations that drop, reorder, flatten or repeat elements"
+                "before transformations that drop, flatten or group elements"
             )
-        return below[indices]
+        return length
 
 
 class UnaryIterator(ElementIterator):

@@ -6,7 +6,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from dataservice.dataset.autotune import AUTOTUNE, usable_cores
 from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.map import Map, mapped
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
+from dataservice.dataset.node import ElementIterator, Node, Place, UnaryIterator
 from dataservice.dataset.processes import Processes
 
 # How often who waits for a function looks whether the pass has been given up.
@@ -49,26 +49,27 @@ class ParallelMap(Map):
             )
         self.check_not_on_device("map with num_parallel_calls")
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.deterministic and super().one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below if elements stay in order; see :class:`Node`."""
+        return super().indexed_length() if self.deterministic else None
 
     def sample(self) -> Node:
         """Return a node that computes its first element alone; see :class:`Node`."""
         # A parallel pass begins 2 * calls elements before the first one is taken.
         return Map(self.parent.sample(), self.function)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return ParallelMapIterator(self, context)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return ParallelMapIterator(self, self.parent.read(places, context), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return ParallelMapIterator(self, self.parent.iterate(context), context)
 
 
 class ParallelMapIterator(UnaryIterator):
     """One pass; holds the elements that functions are at work on, or have finished with."""
 
-    def __init__(self, node: ParallelMap, context: Context) -> None:
-        super().__init__(node.parent.iterate(context))
+    def __init__(self, node: ParallelMap, parent: ElementIterator, context: Context) -> None:
+        super().__init__(parent)
         self._scope = context.scope or Scope()
         self._in_order = node.deterministic or context.numbered
         self._pending: deque[_Call] = deque()

@@ -12,6 +12,7 @@ Numbers = NDArray[np.int64]
 
 LISTED = 1 << 21
 _ROUNDS = 8
+_AT_ONCE = 1024
 
 
 class Permutation:
@@ -32,13 +33,23 @@ class Permutation:
         self._length = length
         self._listed = _shuffled(length, tuple(entropy)) if length <= listed else None
         self._half = ((length - 1).bit_length() + 1) // 2
+        self._block: tuple[int, Numbers] | None = None  # the last one that was enciphered
         self._keys = np.random.default_rng(entropy).integers(0, 1 << 64, _ROUNDS, np.uint64)
 
-    def at(self, places: range) -> Numbers:
-        """Local. The numbers at some places of the order."""
+    def __getitem__(self, place: int) -> int:
+        """Return the number at a place of the order."""
         if self._listed is not None:
-            return self._listed[places.start : places.stop : places.step].astype(np.int64)
-        found = self._encipher(np.arange(places.start, places.stop, places.step).astype(np.uint64))
+            return int(self._listed[place])
+        number, within = divmod(place, _AT_ONCE)
+        known = self._block
+        if known is None or known[0] != number:
+            known = self._block = number, self._numbers(number * _AT_ONCE)
+        return int(known[1][within])
+
+    def _numbers(self, start: int) -> Numbers:
+        """Return the numbers at the places from one on, ``_AT_ONCE`` of them."""
+        stop = min(start + _AT_ONCE, self._length)
+        found = self._encipher(np.arange(start, stop).astype(np.uint64))
         while len(over := np.flatnonzero(found >= self._length)):
             found[over] = self._encipher(found[over])
         return found.astype(np.int64)

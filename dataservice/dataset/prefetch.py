@@ -7,12 +7,14 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import ElementIterator, Node, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, Place, UnaryNode
 
 logger = logging.getLogger(__name__)
 
@@ -33,24 +35,33 @@ class Prefetch(UnaryNode):
             raise ValueError(f"prefetch needs a buffer_size of at least 1, not {self.buffer_size}")
         self.check_not_on_device("prefetch")
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
 
     def sample(self) -> Node:
         """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
         return self.parent.sample()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return PrefetchIterator(self.parent, context, self.buffer_size)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return PrefetchIterator(partial(self.parent.read, places), context, self.buffer_size)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return PrefetchIterator(self.parent.iterate, context, self.buffer_size)
 
 
 class PrefetchIterator(ElementIterator):
-    """One pass; its thread, begun with the first element, ends when it is closed or dropped."""
+    """One pass; its thread, begun with the first element, ends when it is closed or dropped.
 
-    def __init__(self, parent: Node, context: Context, size: int) -> None:
+    Args:
+        begin: Starts the pass below in a context.
+        context: What the pass depends on.
+        size: How many elements to hold ready.
+    """
+
+    def __init__(
+        self, begin: Callable[[Context], ElementIterator], context: Context, size: int
+    ) -> None:
         self._channel = _Channel(size)
         self._starting = threading.Lock()
         # The error that ends the pass, if one does. Once it has been raised its frames refer to the
@@ -59,7 +70,7 @@ class PrefetchIterator(ElementIterator):
         if context.scope is not None:
             context.scope.add(self._channel)
         below = dataclasses.replace(context, scope=self._channel.scope)
-        self._parent = parent.iterate(below)
+        self._parent = begin(below)
         # The thread knows the channel only, lest it keep a dropped iterator alive.
         self._thread = threading.Thread(
             target=_fill,

@@ -37,8 +37,7 @@ class Promised(UnaryNode):
         """Local. See :class:`Node`."""
         return True
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return PromisedIterator(self, self.parent.iterate(context))
 
 

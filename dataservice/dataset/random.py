@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -11,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.endless import Endless
+from dataservice.dataset.endless import Endless, Numbers
+from dataservice.dataset.node import ENDLESS, ElementIterator, IndexReader
 
 _AT_ONCE = 1024
 """How many numbers are drawn at once."""
@@ -42,17 +42,63 @@ class Random(Endless):
         # Passes that must agree without a seed need one that belongs to the description.
         return cls(seed, rerandomize, secrets.randbits(63))
 
-    def basis(self, context: Context) -> tuple[int, ...]:
-        """Local. See :class:`Endless`."""
-        if not self.rerandomize_each_iteration:
-            return (self._fixed if self.seed is None else self.seed,)
-        if self.seed is None:
-            return (*context.seed, crc32(self.summary().encode()), *context.passes)
-        return (self.seed, *context.passes)
+    def indexed_length(self) -> int | None:
+        """Return ENDLESS, but None if all passes have the same numbers without a seed.
 
-    def numbers(self, basis: tuple[int, ...]) -> Callable[[int], np.int64]:
-        """Local. See :class:`Endless`."""
-        return _Drawn(basis).at
+        Those numbers are this process's own: another one could not go on without their seed.
+        """
+        return ENDLESS if self.seed is not None or self.rerandomize_each_iteration else None
+
+    def source_length(self) -> int:
+        """Return 1 if the node is sequential, because one worker makes all elements."""
+        return 1 if self.indexed_length() is None else ENDLESS
+
+    @property
+    def same_every_epoch(self) -> bool:
+        """Local. See :class:`Node`."""
+        return not self.rerandomize_each_iteration
+
+    def numbers(self, context: Context, epoch: int) -> Numbers:
+        """Return what gives the elements of an epoch."""
+        if not self.rerandomize_each_iteration:
+            assert self.seed is not None
+            return _Drawn((self.seed,)).at
+        if self.seed is None:
+            return _Drawn((*context.seed, crc32(self.summary().encode()), epoch)).at
+        return _Drawn((self.seed, epoch)).at
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return _RandomIterator(self._fixed, IndexReader(1, context.share))
+
+
+class _RandomIterator(ElementIterator):
+    """One pass, in the process that gets its only index; the seed is in the state."""
+
+    def __init__(self, seed: int, indices: IndexReader) -> None:
+        self._drawn = _Drawn((seed,))
+        self._seed = seed
+        self._indices = indices
+        self._place: int | None = None  # of the next number; None before the index is had
+
+    def __next__(self) -> np.int64:
+        if self._place is None:
+            next(self._indices)
+            self._place = 0
+        self._place += 1
+        return self._drawn.at(self._place - 1)
+
+    def get_state(self) -> tuple[int, int, int | None]:
+        """Local. See :class:`ElementIterator`."""
+        return self._indices.get_state(), self._seed, self._place
+
+    def set_state(self, state: tuple[int, int, int | None]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        position, self._seed, self._place = state
+        self._drawn = _Drawn((self._seed,))
+        self._indices.set_state(position)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
 
 
 class _Drawn:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.node import IndexedSource
 from dataservice.dataset.spec import ArraySpec, Spec
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1

@@ -52,8 +52,7 @@ class Rebatch(UnaryNode):
         rows = self.batch_size if self.drop_remainder else None
         return stacked(unstacked(self.parent.element_spec()), rows)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return RebatchIterator(self, context)
 
 

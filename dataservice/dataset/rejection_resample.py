@@ -59,17 +59,15 @@ class RejectionResample(UnaryNode):
         """Local. See :class:`Node`."""
         return ArraySpec((), np.int64), self.parent.element_spec()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return RejectionResampleIterator(self, context)
 
     def entropy(self, context: Context) -> tuple[int, ...]:
         """Local. What a pass keeps depends on it."""
         if self.seed is not None:
-            return (self.seed, *context.passes)
+            return (self.seed, context.epoch)
         # Of the description as text alone, so that a state means the same to another process.
-        own = (*context.seed, *context.part)
-        return (*own, crc32(self.summary().encode()), *context.passes)
+        return (*context.own_seed, crc32(self.summary().encode()), context.epoch)
 
     def class_number(self, element: Any) -> int:
         """Local. Which class an element is of.

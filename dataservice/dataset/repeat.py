@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.context import Context
-from dataservice.dataset.node import INFINITE_CARDINALITY, ElementIterator, Node, UnaryNode
+from dataservice.dataset.context import Context, pass_epoch
+from dataservice.dataset.node import (
+    ENDLESS,
+    INFINITE_CARDINALITY,
+    ElementIterator,
+    Node,
+    Place,
+    UnaryNode,
+)
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,30 @@ class Repeat(UnaryNode):
             return INFINITE_CARDINALITY
         return once if once < 0 else once * self.count
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def indexed_length(self) -> int | None:
+        """Return the length of all passes together; see :class:`Node`."""
+        once = self.parent.indexed_length()
+        if once is None or once == 0:
+            return once
+        return ENDLESS if self.count is None else min(once * self.count, ENDLESS)
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        once = self.parent.indexed_length()
+        assert once is not None
+        return self.parent.read(_places_in_passes(places, once, self.count), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         # Of a data service, a pass may be empty because other trainers have taken its elements.
         count = 0 if self.cardinality() == 0 else self.count
         ends = count is None and not self.parent.distributed
         return RepeatIterator(self.parent, context, count, ends)
+
+
+def _places_in_passes(places: Iterator[Place], once: int, count: int | None) -> Iterator[Place]:
+    """Yield the places in the node below, each pass over which is an epoch."""
+    for epoch, index in places:
+        number, within = divmod(index, once)
+        yield pass_epoch(epoch, number, count), within
 
 
 class RepeatIterator(ElementIterator):
@@ -49,6 +75,7 @@ class RepeatIterator(ElementIterator):
         self._count = count
         self._needs_some = needs_some
         self._some = False  # the pass has given elements, or errors in their places
+        self._first = 0  # position where the pass began
         self._started = 0
         self._pass: ElementIterator | None = None
 
@@ -59,7 +86,8 @@ class RepeatIterator(ElementIterator):
                     raise StopIteration
                 self._started += 1
                 self._some = False
-                self._pass = self._parent.iterate(self._context.enter(self._started - 1))
+                self._first = self._place()
+                self._pass = self._begin()
             try:
                 element = next(self._pass)
             except StopIteration:
@@ -78,18 +106,25 @@ class RepeatIterator(ElementIterator):
         if not self._needs_some or self._started == 0 or self._some:
             return False
         # A pass whose source indices went to other workers says nothing about this one's.
-        return self._context.received(self._context.enter(self._started - 1).passes)
+        return self._context.share is None or self._place() > self._first
 
-    def get_state(self) -> tuple[int, bool, Any]:
+    def _place(self) -> int:
+        """Return the position where the next pass over the source begins."""
+        return 0 if self._context.share is None else self._context.share.splits.start
+
+    def _begin(self) -> ElementIterator:
+        return self._parent.iterate(self._context.enter(self._started - 1, self._count))
+
+    def get_state(self) -> tuple[int, bool, int, Any]:
         """Local. See :class:`ElementIterator`."""
         within = None if self._pass is None else (self._pass.get_state(),)
-        return self._started, self._some, within
+        return self._started, self._some, self._first, within
 
-    def set_state(self, state: tuple[int, bool, Any]) -> None:
+    def set_state(self, state: tuple[int, bool, int, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
-        self._started, self._some, within = state
+        self._started, self._some, self._first, within = state
         if within is not None:
-            self._pass = self._parent.iterate(self._context.enter(self._started - 1))
+            self._pass = self._begin()
             self._pass.set_state(within[0])
 
     def close(self) -> None:

@@ -35,8 +35,8 @@ class Scan(UnaryNode):
         """Local. Take a copy of the state, which the caller may change."""
         return cls(parent, _own(initial_state), function)
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would have a state of its own")
 
     def element_spec(self) -> Spec:
@@ -48,8 +48,7 @@ class Scan(UnaryNode):
         """Local. See :class:`Node`; only what functions make says what elements are."""
         return False
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return ScanIterator(self, context)
 
 

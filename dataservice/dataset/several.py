@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node, NoElementError
-from dataservice.dataset.portions import side_by_side
+from dataservice.dataset.node import ElementIterator, Node, NoElementError, Place, Reader
 from dataservice.dataset.spec import Spec, alike, merged
 
 
@@ -18,15 +19,16 @@ class SeveralNode(Node):
 
     parents: tuple[Node, ...]
 
-    @property
-    def steady(self) -> bool:
-        """Local. See :class:`Node`."""
-        return all(parent.steady for parent in self.parents)
+    def lengths(self) -> list[int] | None:
+        """Return the lengths of the others if all are indexed; None if not."""
+        lengths = [parent.indexed_length() for parent in self.parents]
+        known = [length for length in lengths if length is not None]
+        return known if len(known) == len(lengths) else None
 
     @property
-    def random_access(self) -> bool:
+    def same_every_epoch(self) -> bool:
         """Local. See :class:`Node`."""
-        return all(parent.random_access for parent in self.parents)
+        return all(parent.same_every_epoch for parent in self.parents)
 
     @property
     def distributed(self) -> bool:
@@ -51,19 +53,16 @@ class SeveralNode(Node):
         node: Node = dataclasses.replace(self, parents=parents)  # type: ignore[type-var]
         return node
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        raise self.cannot_be_split("it has several sources")
-
     def summary(self) -> str:
         """Local. See :class:`Node`."""
         shown = [parent.summary() for parent in self.parents]
         return f"{type(self).__name__.lower()}({', '.join([*shown, *self.further()])})"
 
     def begin(self, context: Context) -> list[ElementIterator]:
-        """Local. A pass over each of the others; under a feed, all over the same splits."""
-        contexts = side_by_side(context, self.parents)
-        return [parent.iterate(each) for parent, each in zip(self.parents, contexts, strict=True)]
+        """Start a pass over each of the others."""
+        return [
+            parent.iterate(context.branch(number)) for number, parent in enumerate(self.parents)
+        ]
 
     def further(self) -> list[str]:
         """Local. What the summary says besides, as text."""
@@ -108,11 +107,11 @@ class SeveralIterator(ElementIterator):
     """A pass over several passes, which all run at once.
 
     Args:
-        passes: Makes them; called once.
+        passes: The passes.
     """
 
-    def __init__(self, passes: Callable[[], Sequence[ElementIterator]]) -> None:
-        self._passes = list(passes())
+    def __init__(self, passes: Sequence[ElementIterator]) -> None:
+        self._passes = passes
 
     def get_state(self) -> Any:
         """Local. See :class:`ElementIterator`; by default those of the passes."""
@@ -131,3 +130,49 @@ class SeveralIterator(ElementIterator):
     def goes_on(self, error: Exception) -> bool:
         """Local. See :class:`ElementIterator`."""
         return all(each.goes_on(error) for each in self._passes)
+
+
+AT_ONCE = 64
+"""How many places are divided among several nodes at once."""
+
+
+class RoutedReader(Reader):
+    """The elements at places in several indexed nodes.
+
+    Args:
+        nodes: The nodes.
+        places: Which node, and where in it. They are taken ``AT_ONCE`` at a time, so that each node
+            can read ahead among its own.
+        context: What the pass depends on.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], places: Iterator[tuple[int, Place]], context: Context
+    ) -> None:
+        self._nodes = nodes
+        self._places = places
+        self._context = context
+        self._coming: deque[int] = deque()
+        self._readers: dict[int, ElementIterator] = {}
+
+    def __next__(self) -> Any:
+        if not self._coming:
+            self._take()
+        return next(self._readers[self._coming.popleft()])
+
+    def _take(self) -> None:
+        self.close()
+        own: dict[int, list[Place]] = {}
+        for number, place in islice(self._places, AT_ONCE):
+            self._coming.append(number)
+            own.setdefault(number, []).append(place)
+        if not own:
+            raise StopIteration
+        for number, places in own.items():
+            context = self._context.branch(number)
+            self._readers[number] = self._nodes[number].read(iter(places), context)
+
+    def close(self) -> None:
+        """Close the readers of the nodes."""
+        while self._readers:
+            self._readers.popitem()[1].close()

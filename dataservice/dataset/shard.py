@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
     UnaryIterator,
     UnaryNode,
 )
@@ -45,29 +47,34 @@ class Shard(UnaryNode):
         """Local. Whether the workers of a data service are still to be filled in."""
         return self.num_shards == self.index == SHARD_HINT
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the number of elements of the shard; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return None if below is None or self.hint else len(self._indices(below))
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         if self.hint and count > 0:
             return UNKNOWN_CARDINALITY
-        return count if count < 0 else len(range(self.index, count, self.num_shards))
+        return count if count < 0 else len(self._indices(count))
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
         self._check_filled_in()
-        return self._selected(slice(self.index, None, self.num_shards))
+        return self.indexed_only()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _indices(self, count: int) -> range:
+        """Return the indices of the shard among those of the node below."""
+        return range(self.index, count, self.num_shards)
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        first, step = self.index, self.num_shards
+        return self.parent.read(((epoch, first + index * step) for epoch, index in places), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         self._check_filled_in()
-        parent = self.parent.iterate(context)
-        # What feeds the source has selected by source_indices().
-        return parent if context.feed else ShardIterator(parent, self.num_shards, self.index)
+        return ShardIterator(self.parent.iterate(context), self.num_shards, self.index)
 
     def _check_filled_in(self) -> None:
         if self.hint:

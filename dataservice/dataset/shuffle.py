@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from dataservice.dataset.context import Context, Feed, Splits
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
+    ENDLESS,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
     UnaryIterator,
     UnaryNode,
 )
 from dataservice.dataset.permutation import Permutation
-from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 
 
 @dataclass(frozen=True)
@@ -60,57 +61,74 @@ class Shuffle(UnaryNode):
         # Passes that must agree without a seed need one that belongs to the description.
         return cls(parent, buffer_size, seed, reshuffle, secrets.randbits(63))
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`; where it shuffles all, element i is the i-th of an order.
+    def indexed_length(self) -> int | None:
+        """Return the number of elements where all are shuffled; see :class:`Node`.
 
-        But an order for all passes without a seed is this process's own, so that states of parts
-        must have it.
+        But if all passes have one order without a seed, that is this process's own: another one
+        could not go on, so the buffer must be in the state.
         """
         has_order = self.seed is not None or self.reshuffle_each_iteration
-        below = self.parent
-        return (
-            has_order
-            and below.one_to_one
-            and below.random_access
-            and 0 <= below.cardinality() <= self._held
-        )
+        below = self.parent.indexed_length()
+        fits = below is not None and below <= min(self._held, ENDLESS - 1)
+        return below if has_order and fits else None
 
     @property
     def _held(self) -> int:
         """The most elements that are held to draw from."""
         return sys.maxsize if self.buffer_size == UNKNOWN_CARDINALITY else self.buffer_size
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; where it shuffles all, places in its order."""
-        below = self.parent.source_indices()
-        return range(len(below)) if self.one_to_one else below
-
     @property
-    def steady(self) -> bool:
+    def same_every_epoch(self) -> bool:
         """Local. See :class:`Node`."""
-        return not self.reshuffle_each_iteration and self.parent.steady
+        return not self.reshuffle_each_iteration and self.parent.same_every_epoch
 
     def sample(self) -> Node:
         """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
         return self.parent.sample()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None and self.one_to_one:
-            entropy = self._entropy(replace(context, part=()))
-            return SplitShuffleIterator(self.parent, entropy, context, context.feed)
-        return ShuffleIterator(self.parent.iterate(context), self._held, self._entropy(context))
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        length = self.indexed_length()
+        assert length is not None
+        # Where several processes evaluate parts of the sequence, all have the same order.
+        seed = context.own_seed if context.share is None else context.seed
+        orders = _Orders(length, lambda epoch: self._entropy(seed, epoch))
+        return self.parent.read(map(orders.place, places), context)
 
-    def _entropy(self, context: Context) -> tuple[int, ...]:
-        """What the order of a pass depends on."""
+    def _iterate(self, context: Context) -> ElementIterator:
+        entropy = self._entropy(context.own_seed, context.epoch)
+        return ShuffleIterator(self.parent.iterate(context), self._held, entropy)
+
+    def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
+        """Return what the order of an epoch depends on."""
         if not self.reshuffle_each_iteration:
             return (self._fixed if self.seed is None else self.seed,)
         if self.seed is None:
             # Of the description as text alone, so that a state means the same to another process.
-            own = (*context.seed, *context.part)
-            return (*own, crc32(self.summary().encode()), *context.passes)
-        return (self.seed, *context.passes)
+            return (*seed, crc32(self.summary().encode()), epoch)
+        return (self.seed, epoch)
+
+
+class _Orders:
+    """The orders of the epochs; the last ones are kept.
+
+    Args:
+        length: Number of elements.
+        entropy: Gives what the order of an epoch depends on.
+    """
+
+    def __init__(self, length: int, entropy: Callable[[int], tuple[int, ...]]) -> None:
+        self._length = length
+        self._entropy = entropy
+        self._known: dict[int, Permutation] = {}
+
+    def place(self, place: Place) -> Place:
+        """Return the place of an element in the node below."""
+        epoch, index = place
+        order = self._known.get(epoch)
+        if order is None:
+            order = Permutation(self._length, self._entropy(epoch))
+            self._known = {epoch: order, **dict(list(self._known.items())[:1])}
+        return epoch, order[index]
 
 
 class ShuffleIterator(UnaryIterator):
@@ -153,37 +171,3 @@ class ShuffleIterator(UnaryIterator):
         self._random.bit_generator.state, buffer, self._drained, below = state
         self._buffer = list(buffer)
         super().set_state(below)
-
-
-class SplitShuffleIterator(SplitUnaryIterator):
-    """A pass over some splits of a sequence that is shuffled as a whole; nothing is held.
-
-    Args:
-        parent: The node below, one to one.
-        entropy: What the order depends on.
-        context: Of the pass.
-        feed: Of the context.
-    """
-
-    def __init__(
-        self, parent: Node, entropy: tuple[int, ...], context: Context, feed: Feed
-    ) -> None:
-        super().__init__(parent, context, feed)
-        self._order = Permutation(len(self._below), entropy)
-
-    def _element(self, index: int) -> Any:
-        return self._next_below()
-
-    def _runs(self, number: int, position: int) -> Iterator[range]:
-        return _drawn(self._splits, number, position, self._order, self._below)
-
-
-def _drawn(
-    splits: Splits, number: int, position: int, order: Permutation, below: range
-) -> Iterator[range]:
-    """The indices of the elements of an order, from a place among the splits on."""
-    while split := splits.split(number):
-        for start in range(position, len(split), AT_ONCE):
-            for place in order.at(split[start : start + AT_ONCE]).tolist():
-                yield below[place : place + 1]
-        number, position = number + 1, 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, Place, UnaryIterator, UnaryNode
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,12 @@ class Skip(UnaryNode):
         if self.count < -1:
             raise ValueError(f"skip needs a count of at least 0, or -1 for all, not {self.count}")
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the number of elements behind the count; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        if below is None or self.count == -1:
+            return None if below is None else 0
+        return max(below - self.count, 0)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -32,15 +35,16 @@ class Skip(UnaryNode):
         below = self.parent.cardinality()
         return below if below < 0 else max(below - self.count, 0)
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        return self._selected(slice(0) if self.count == -1 else slice(self.count, None))
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.indexed_only()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        parent = self.parent.iterate(context)
-        # What feeds the source has selected by source_indices().
-        return parent if context.feed else SkipIterator(parent, self.count)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        count = self.count
+        return self.parent.read(((epoch, index + count) for epoch, index in places), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return SkipIterator(self.parent.iterate(context), self.count)
 
 
 class SkipIterator(UnaryIterator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
     UnaryIterator,
     UnaryNode,
 )
@@ -26,10 +28,10 @@ class Take(UnaryNode):
         if self.count < -1:
             raise ValueError(f"take needs a count of at least 0, or -1 for all, not {self.count}")
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the number of elements, at most the count; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return below if below is None or self.count == -1 else min(below, self.count)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -40,17 +42,16 @@ class Take(UnaryNode):
             return self.count
         return below if below < 0 else min(below, self.count)
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        if self.count == -1:
-            return self.parent.source_indices()
-        return self._selected(slice(self.count))
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.parent.source_length() if self.count == -1 else self.indexed_only()
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return self.parent.read(places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         parent = self.parent.iterate(context)
-        # What feeds the source has selected by source_indices().
-        return parent if context.feed or self.count == -1 else TakeIterator(parent, self.count)
+        return parent if self.count == -1 else TakeIterator(parent, self.count)
 
 
 class TakeIterator(UnaryIterator):

@@ -28,12 +28,11 @@ class TakeWhile(UnaryNode):
         """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would stop somewhere in its own part")
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return TakeWhileIterator(self.parent.iterate(context), self.predicate)
 
 

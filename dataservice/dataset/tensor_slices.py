@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from dataservice.dataset import tree
-from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.node import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of, unstacked
 
 

@@ -45,8 +45,7 @@ class Unbatch(UnaryNode):
         """Local. See :class:`Node`; nothing but objects themselves says what they are."""
         return self.parent.has_static_spec and not _has_objects(self.parent.element_spec())
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return UnbatchIterator(self.parent.iterate(context))
 
 

@@ -35,12 +35,11 @@ class Unique(UnaryNode):
         """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would know the elements of its own part only")
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return UniqueIterator(self.parent.iterate(context))
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.context import Context, Feed
-from dataservice.dataset.failure import Failure, FeedFailed
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
-from dataservice.dataset.runs import AT_ONCE, Remembered, SplitUnaryIterator
-from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.context import Context
+from dataservice.dataset.failure import Failure
+from dataservice.dataset.node import (
+    ElementIterator,
+    IndexedSource,
+    Node,
+    Place,
+    Reader,
+    UnaryIterator,
+    UnaryNode,
+)
 from dataservice.dataset.spec import Spec
 
 
@@ -74,35 +81,24 @@ class Window(UnaryNode):
         """Elements from the first of a window to its last, both included."""
         return (self.size - 1) * self.stride + 1
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+    def indexed_length(self) -> int | None:
+        """Return the number of windows; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return None if below is None else self._count(below)
 
-    @property
-    def random_access(self) -> bool:
-        """Local. See :class:`Node`; the elements of windows that overlap are held."""
-        return False
-
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; the numbers of the windows."""
-        below = self.parent.source_indices()
-        if not self.parent.one_to_one:
-            raise self.cannot_be_split(
-                "windows would end where the parts do; call window before transformations that "
-                "drop, reorder, flatten or repeat elements"
-            )
-        return range(self._count(len(below)))
+    def source_length(self) -> int:
+        """Return the number of windows; see :class:`Node`."""
+        return self.indexed_only()
 
     def element_spec(self) -> Spec:
         """Return the type of a dataset for each array of an element of the node below."""
         kind = type(self.make(Listed([])))
         return tree.map_leaves(lambda _: kind, self.parent.element_spec())
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        if context.feed is not None:
-            return SplitWindowIterator(self, context, context.feed)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _WindowReader(self, places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
         return WindowIterator(self, context)
 
     def of(self, elements: Sequence[Any]) -> Any:
@@ -155,77 +151,85 @@ class WindowIterator(UnaryIterator):
                 self._held.append(element)
 
 
-class SplitWindowIterator(SplitUnaryIterator):
-    """A pass over the windows of some splits, whose elements the pass below makes once each.
+class _WindowReader(Reader):
+    """Windows by their numbers. Elements that windows have in common are evaluated once."""
 
-    Args:
-        node: The windows.
-        context: Of the pass.
-        feed: Of the context.
-    """
-
-    def __init__(self, node: Window, context: Context, feed: Feed) -> None:
-        super().__init__(node.parent, context, feed)
+    def __init__(self, node: Window, places: Iterator[Place], context: Context) -> None:
         self._node = node
-        self._held: dict[int, Any] = {}  # by place below
+        # The node below may take places ahead, on another thread.
+        self._windows: deque[_Needed] = deque()
+        length = node.parent.indexed_length()
+        assert length is not None
+        below = _places_of(places, node, length, self._windows)
+        self._parent = node.parent.read(below, context)
+        self._ahead: deque[Any] = deque()  # elements that are taken, and not yet held
+        self._held: dict[int, Any] = {}
 
-    def _element(self, window: int) -> Any:
-        node = self._node
-        first = window * node.shift
-        places = range(first, min(first + node.spread, len(self._below)), node.stride)
-        self._held = {place: held for place, held in self._held.items() if place >= first}
-        elements = [self._held_at(place) for place in places]
+    def __next__(self) -> Any:
+        if not self._windows:
+            self._take()  # the node below takes the place of a window first
+        if not self._windows:
+            raise StopIteration
+        needed = self._windows.popleft()
+        if needed.anew:
+            self._held.clear()
+        for index in needed.missing:
+            if not self._ahead:
+                self._take()
+            self._held[index] = self._ahead.popleft()
+        elements = [self._held[index] for index in needed.indices]
+        for index in [index for index in self._held if index < needed.indices.start]:
+            del self._held[index]
         for element in elements:
             if isinstance(element, Failure):
                 try:
                     raise element.error
                 finally:
                     del element, elements  # the error's traceback refers to this frame
-        return node.of(elements)
+        return self._node.of(elements)
 
-    def _held_at(self, place: int) -> Any:
-        while place not in self._held:
-            try:
-                element = self._next_below()
-            except (StopIteration, FeedFailed):
-                raise
-            except Exception as error:  # every window that it is in fails
-                element = Failure(error)
-            assert self._chosen is not None
-            self._held[self._below.index(self._chosen.index)] = element
-            del element  # the frames of its error refer to this one
-        return self._held[place]
-
-    def _runs(self, number: int, position: int) -> Iterator[range]:
-        below = self._below
-        needed = _needed(self._splits, number, position, self._node, below)
-        return (below[places.start : places.stop] for places in needed)
+    def _take(self) -> None:
+        """Take the next element of the node below, if there is one, or the error in its place."""
+        try:
+            self._ahead.append(next(self._parent))
+        except StopIteration:
+            return
+        except Exception as error:  # all windows with the element fail
+            self._ahead.append(Failure(error))
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        super().close()
-        self._held = {}
+        self._parent.close()
 
 
-def _needed(
-    splits: Remembered, number: int, position: int, node: Window, below: range
-) -> Iterator[range]:
-    """Places of the elements of windows, each once, from a place among the splits on."""
-    needed = range(0)
-    while True:
-        found, split = splits.split_from(number)
-        if not split:
-            return
-        number, position = found, position if found == number else 0
-        for window in split[position:]:
-            start, stop = window * node.shift, min(window * node.shift + node.spread, len(below))
-            start = max(start, needed.stop)
-            if start > needed.stop or len(needed) >= AT_ONCE:
-                if needed:
-                    yield needed
-                needed = range(start, start)
-            needed = range(needed.start, max(stop, needed.stop))
-        if needed:
-            yield needed
-            needed = range(needed.stop, needed.stop)
-        number, position = number + 1, 0
+@dataclass(frozen=True)
+class _Needed:
+    """What a window needs of the node below.
+
+    Attributes:
+        indices: Of its elements.
+        missing: Those of them that are not held for a window before.
+        anew: Whether nothing is held, since the window is not behind the one before.
+    """
+
+    indices: range
+    missing: list[int]
+    anew: bool
+
+
+def _places_of(
+    places: Iterator[Place], node: Window, length: int, windows: deque[_Needed]
+) -> Iterator[Place]:
+    """Yield the places of the elements of windows. Append what each needs to a queue."""
+    held: set[int] = set()
+    before = (-1, -1)
+    for epoch, window in places:
+        first = window * node.shift
+        anew = epoch != before[0] or first < before[1]
+        before = epoch, first
+        indices = range(first, min(first + node.spread, length), node.stride)
+        held = set() if anew else {index for index in held if index >= first}
+        missing = [index for index in indices if index not in held]
+        held.update(missing)
+        windows.append(_Needed(indices, missing, anew))
+        for index in missing:
+            yield epoch, index

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dataservice.dataset import tree
@@ -12,6 +16,7 @@ from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,
     Node,
+    Place,
 )
 from dataservice.dataset.several import SeveralIterator, SeveralNode
 from dataservice.dataset.spec import Spec
@@ -34,37 +39,44 @@ class Zip(SeveralNode):
             return UNKNOWN_CARDINALITY
         return min(finite, default=INFINITE_CARDINALITY)
 
-    @property
-    def one_to_one(self) -> bool:
-        """Local. See :class:`Node`."""
-        return all(parent.one_to_one for parent in self.parents)
+    def indexed_length(self) -> int | None:
+        """Return the smallest of the lengths; see :class:`Node`."""
+        lengths = self.lengths()
+        return None if lengths is None else min(lengths)
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`; index i stands for element i of each."""
-        lengths = [len(parent.source_indices()) for parent in self.parents]
-        if not self.one_to_one:
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        length = self.indexed_length()
+        if length is None:
             raise self.cannot_be_split(
                 "elements that belong together would go to different workers; call zip before "
-                "transformations that drop, reorder, flatten or repeat elements"
+                "transformations that drop, flatten or group elements"
             )
-        return range(min(lengths))
+        return length
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         specs = [parent.element_spec() for parent in self.parents]
         return tree.unflatten(self.structure, specs)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return ZipIterator(self, context)
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        forks = forked(places, len(self.parents))
+        passes = [
+            parent.read(fork, context.branch(number))
+            for number, (parent, fork) in enumerate(zip(self.parents, forks, strict=True))
+        ]
+        return ZipIterator(self.structure, passes)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return ZipIterator(self.structure, self.begin(context))
 
 
 class ZipIterator(SeveralIterator):
     """One pass."""
 
-    def __init__(self, node: Zip, context: Context) -> None:
-        super().__init__(lambda: node.begin(context))
-        self._structure = node.structure
+    def __init__(self, structure: Any, passes: Sequence[ElementIterator]) -> None:
+        super().__init__(passes)
+        self._structure = structure
         self._over = False
 
     def __next__(self) -> Any:
@@ -94,3 +106,40 @@ class ZipIterator(SeveralIterator):
         """Local. See :class:`ElementIterator`."""
         self._over, below = state
         super().set_state(below)
+
+
+class _Source:
+    """Places that several iterators take, each of them all."""
+
+    def __init__(self, places: Iterator[Place], queues: Sequence[deque[Place]]) -> None:
+        self._places = places
+        self._queues = queues
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+
+    def take(self, queue: deque[Place]) -> Place | None:
+        """Return the next place of one of the iterators; None at the end."""
+        with self._lock:
+            if not queue:
+                place = self._next()
+                if place is None:
+                    return None
+                for each in self._queues:
+                    each.append(place)
+            return queue.popleft()
+
+    def _next(self) -> Place | None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return next(self._places, None)
+        except BaseException as error:  # for all iterators, none of which may take it for an end
+            self._failure = error
+            raise
+
+
+def forked(places: Iterator[Place], count: int) -> list[Iterator[Place]]:
+    """Return iterators over the same places, which may be used on different threads."""
+    queues: list[deque[Place]] = [deque() for _ in range(count)]
+    source = _Source(places, queues)
+    return [iter(partial(source.take, queue), None) for queue in queues]

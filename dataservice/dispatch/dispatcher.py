@@ -283,9 +283,9 @@ class Dispatcher:
 
     @_handler
     def GetSplit(self, request: Request) -> Reply:
-        """Local. Answer with source indices; none if the pass has been given out."""
+        """Answer with source indices from a position of a part on."""
         body = pb.GetSplitRequest.FromString(request.body)
-        split = self._registry.next_split(body.task_id, tuple(body.passes), body.number)
+        split = self._registry.next_split(body.task_id, body.position)
         return _reply(pb.Split(start=split.start, stop=split.stop))
 
     @_handler

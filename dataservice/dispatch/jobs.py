@@ -8,7 +8,6 @@ from dataservice.dispatch.datasets import Datasets
 from dataservice.dispatch.homes import Homes
 from dataservice.dispatch.leases import Leases, by_worker
 from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Worker
-from dataservice.dispatch.splits import Cursors
 from dataservice.dispatch.terms import (
     check_same_begin,
     differ_in_consumers,
@@ -126,13 +125,11 @@ class Jobs(Datasets):
         if iteration is not None:
             check_same_begin(iteration, begin)
             return iteration
-        cursors = None
+        next_index = None
         if splits and request.terms.reading != pb.ORDERED:
-            known = list(begin.cursors) if begin is not None else None
-            cursors = Cursors(dataset.request.source_length, known)
-        iteration = Iteration(
-            next(self.ids), job, request.repetition, begin.seed if begin else seed, begin, cursors
-        )
+            next_index = begin.next_index if begin is not None else 0
+        seed = begin.seed if begin else seed
+        iteration = Iteration(next(self.ids), job, request.repetition, seed, begin, next_index)
         job.iterations[request.repetition] = iteration
         self.iterations[iteration.id] = iteration
         self._touch(iteration)

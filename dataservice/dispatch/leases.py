@@ -59,7 +59,7 @@ class Leases:
             part = self._add(iteration, state.part)
             part.start, part.total = state.start, state.total
             part.checkpoint.CopyFrom(state.checkpoint)
-            part.granted = type(part.granted).of(list(state.splits))
+            part.granted = type(part.granted).of(state.splits)
             part.used.add(0, state.start)
             part.look()
         if terms.reading in _NUMBERED:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataservice.dispatch.splits import Cursors, Granted
+from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 
@@ -206,7 +206,8 @@ class Iteration:
         repetition: Its number within the job.
         seed: Randomness of what has no seed of its own.
         begin: Where it began, if not at its beginning.
-        cursors: What is left of the source, where workers share it as they go.
+        next_index: First source index that no worker has been given; None if workers do not share
+            the source as they go.
         parts: By number.
         clients: By id.
         joined: Indices of the consumers that have come, where they are told apart.
@@ -222,7 +223,7 @@ class Iteration:
     repetition: int
     seed: int
     begin: pb.State | None
-    cursors: Cursors | None
+    next_index: int | None
     parts: dict[int, Part] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)

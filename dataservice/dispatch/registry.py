@@ -13,7 +13,7 @@ from dataservice.dispatch.clients import Clients
 from dataservice.dispatch.endings import is_away, is_waited_for
 from dataservice.dispatch.homes import Homes
 from dataservice.dispatch.records import Client, Outcome, Task, Timeouts, Worker
-from dataservice.dispatch.splits import Passes
+from dataservice.dispatch.splits import next_split
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import FailedPreconditionError, NotFoundError
 
@@ -86,7 +86,7 @@ class Registry(Clients):
             if task is not None and progress.checkpoint.index > task.part.checkpoint.index:
                 part, checkpoint = task.part, progress.checkpoint
                 part.checkpoint.CopyFrom(checkpoint)
-                part.granted = part.granted.after(tuple(checkpoint.passes), checkpoint.split)
+                part.granted = part.granted.after(checkpoint.position)
                 self._touch(part)
         for holders in request.holders:
             task = self.leases.tasks.get(holders.task_id)
@@ -142,28 +142,30 @@ class Registry(Clients):
             self._touch(task.part)
         return task
 
-    def next_split(self, task_id: int, passes: Passes, number: int) -> range:
-        """Local. Source indices for a task; empty if the pass has been given out.
+    def next_split(self, task_id: int, position: int) -> range:
+        """Return source indices for a task, from a position of its part on.
 
-        The same number gives the same split again, also to another worker of the part.
+        The same position gives the same indices again, also to another worker of the part.
 
         Raises:
-            FailedPreconditionError: A split is asked for before its turn, or after it.
+            FailedPreconditionError: The position is not where the indices of the part end.
             NotFoundError: As :meth:`Leases.get`.
         """
         part = self.leases.get(task_id).part
         iteration = part.iteration
-        known = part.granted.get(passes, number)
+        known = part.granted.at(position)
         if known is not None:
             return known
-        if number != part.granted.count(passes) or iteration.cursors is None:
+        if position != part.granted.stop or iteration.next_index is None:
             raise FailedPreconditionError(
-                f"split {number} of pass {passes} of task {task_id} is requested out of order: "
-                f"{part.granted.count(passes)} have been given out"
+                f"source index {position} of task {task_id} is requested out of order: "
+                f"{part.granted.stop} have been given out"
             )
-        split = iteration.cursors.next(passes, len(self.workers))
+        period = iteration.job.dataset.request.source_length
+        split = next_split(iteration.next_index, period, len(self.workers))
         if split:
-            part.granted.add(passes, split)
+            iteration.next_index = split.stop
+            part.granted = part.granted.plus(split)
             self._touch(part)
             self._touch(iteration)
         return split

@@ -1,125 +1,90 @@
-"""Handing out a source's indices in parts. Pure."""
+"""Giving out the indices of a source in splits. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from dataservice.dataset.node import ENDLESS
 from dataservice.proto import dataservice_pb2 as pb
 
 # A split small enough to balance uneven workers at the end, large enough to be asked for rarely.
 _SPLITS_PER_WORKER = 4
 _LARGEST = 4096
+# No end balances the workers of an endless source.
+_LARGEST_OF_ENDLESS = 256
 
-Passes = tuple[int, ...]
 
+def next_split(start: int, period: int, workers: int) -> range:
+    """Return the next split of a source.
 
-class Cursors:
-    """Gives each index of each pass to somebody exactly once.
-
-    A pass is one reading of the whole source; a ``repeat`` before ``distribute`` reads it
-    several times. Workers go through the passes in increasing order, each at its own speed.
+    Indices go on from pass to pass over the source: index ``k * period + i`` is index i of pass k.
+    Workers find out by themselves that there is no further pass. Splits shrink towards the end of a
+    pass, so that all workers end at about the same time.
 
     Args:
-        length: Number of indices in a pass.
-        cursors: Where to go on, as :meth:`state` gave it.
+        start: First index that nobody has been given.
+        period: Number of indices of one pass.
+        workers: How many workers share them.
     """
-
-    def __init__(self, length: int, cursors: list[pb.Cursor] | None = None) -> None:
-        self._length = length
-        self._next: dict[Passes, int] = {}
-        self._last: Passes = ()
-        for cursor in cursors or ():
-            self._last = max(self._last, tuple(cursor.passes))
-            if not cursor.over:
-                self._next[tuple(cursor.passes)] = cursor.next
-
-    def next(self, passes: Passes, workers: int) -> range:
-        """Local. The next part of a pass.
-
-        Parts shrink towards the end of the pass, so that all workers end at about the same time.
-
-        Args:
-            passes: Which pass: the numbers of the repetitions around it, outermost first.
-            workers: How many share it.
-
-        Returns:
-            Indices; empty if the pass has been given out.
-        """
-        if passes > self._last:
-            self._next[passes] = 0
-            self._last = passes
-        if passes not in self._next:
-            # Everyone who has reached a later pass was told that this one had ended.
-            return range(0)
-        start = self._next[passes]
-        remaining = self._length - start
-        size = min(max(remaining // (_SPLITS_PER_WORKER * max(workers, 1)), 1), _LARGEST)
-        stop = min(start + size, self._length)
-        if stop == self._length:
-            del self._next[passes]
-        else:
-            self._next[passes] = stop
-        return range(start, stop)
-
-    def state(self) -> list[pb.Cursor]:
-        """Local. Where it is: the passes that are not over, and the last one."""
-        cursors = [pb.Cursor(passes=passes, next=start) for passes, start in self._next.items()]
-        if self._last and self._last not in self._next:
-            cursors.append(pb.Cursor(passes=self._last, over=True))
-        return cursors
+    if not period:
+        return range(0)
+    remaining = period - start % period
+    largest = _LARGEST if remaining < ENDLESS >> 1 else _LARGEST_OF_ENDLESS
+    size = min(max(remaining // (_SPLITS_PER_WORKER * max(workers, 1)), 1), largest)
+    return range(start, start + size)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Granted:
-    """The splits that one part has been given, by pass and number.
+    """The splits that one part has been given, in order.
 
-    A split that is asked for again, by another worker or because an answer was lost, is the same.
+    A position that is asked for again, by another worker or because an answer was lost, has the
+    same index.
 
     Attributes:
-        passes: For each pass, the number of the first split that is kept, and the splits.
+        first: Position of the first index that is kept.
+        splits: The splits from there on.
     """
 
-    passes: dict[Passes, tuple[int, list[range]]] = field(default_factory=dict)
+    first: int = 0
+    splits: tuple[range, ...] = ()
 
-    def get(self, passes: Passes, number: int) -> range | None:
-        """Local. A split that has been given; None if it has not."""
-        first, splits = self.passes.get(passes, (0, []))
-        if not first <= number < first + len(splits):
-            return None
-        return splits[number - first]
+    @property
+    def stop(self) -> int:
+        """Position of the first index that has not been given."""
+        return self.first + sum(map(len, self.splits))
 
-    def add(self, passes: Passes, split: range) -> None:
-        """Local. Take note of the next split of a pass."""
-        self.passes.setdefault(passes, (0, []))[1].append(split)
+    def at(self, position: int) -> range | None:
+        """Return the indices of a split from a position on; None if they are not here."""
+        start = self.first
+        for split in self.splits:
+            if start <= position < start + len(split):
+                return split[position - start :]
+            start += len(split)
+        return None
 
-    def count(self, passes: Passes) -> int:
-        """Local. How many splits of a pass there have been."""
-        first, splits = self.passes.get(passes, (0, []))
-        return first + len(splits)
+    def plus(self, split: range) -> Granted:
+        """Return the same with one more split."""
+        return Granted(self.first, (*self.splits, split))
 
-    def after(self, passes: Passes, number: int) -> Granted:
-        """Local. Without the earlier passes, and the splits of that pass before a number."""
-        kept = {key: value for key, value in self.passes.items() if key >= passes}
-        if passes in kept:
-            first, splits = kept[passes]
-            kept[passes] = (max(number, first), splits[max(number - first, 0) :])
-        return Granted(kept)
+    def after(self, position: int) -> Granted:
+        """Return the same without what is before a position."""
+        first, splits = self.first, list(self.splits)
+        while splits and first + len(splits[0]) <= position:
+            first += len(splits.pop(0))
+        if splits and position > first:
+            splits[0] = splits[0][position - first :]
+            first = position
+        return Granted(first, tuple(splits))
 
-    def state(self) -> list[pb.Splits]:
-        """Local. As messages."""
-        return [
-            pb.Splits(
-                passes=passes, first=first, bounds=[b for s in splits for b in (s.start, s.stop)]
-            )
-            for passes, (first, splits) in self.passes.items()
-        ]
+    def state(self) -> pb.Splits:
+        """Return the splits as a message."""
+        bounds = [bound for split in self.splits for bound in (split.start, split.stop)]
+        return pb.Splits(first=self.first, bounds=bounds)
 
     @classmethod
-    def of(cls, state: list[pb.Splits]) -> Granted:
-        """Local. The inverse of :meth:`state`."""
-        passes = {}
-        for splits in state:
-            numbers = iter(splits.bounds)
-            ranges = [range(start, stop) for start, stop in zip(numbers, numbers, strict=True)]
-            passes[tuple(splits.passes)] = (splits.first, ranges)
-        return cls(passes)
+    def of(cls, state: pb.Splits) -> Granted:
+        """Return the splits of a message."""
+        numbers = iter(state.bounds)
+        splits = tuple(range(start, stop) for start, stop in zip(numbers, numbers, strict=True))
+        return cls(state.first, splits)

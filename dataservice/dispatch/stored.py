@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Part, Task, Worker
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.splits import Cursors, Granted
+from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.wire import Array, Parcel
@@ -112,7 +112,7 @@ def _iteration(value: Iteration) -> pb.StoredIteration:
         repetition=value.repetition,
         seed=value.seed,
         begin=value.begin,
-        cursors=value.cursors.state() if value.cursors is not None else (),
+        next_index=value.next_index or 0,
         dropped=value.dropped,
         served=sorted(value.served),
         joined=sorted(value.joined),
@@ -209,10 +209,9 @@ def _restore_iteration(registry: Registry, key: int, data: bytes, now: float) ->
     job = _known("job", registry.jobs, stored.job_id)
     _check_free(f"iteration of job {job.id} with repetition", stored.repetition, job.iterations)
     begin = stored.begin if stored.HasField("begin") else None
-    cursors = None
-    if job.terms.policy == pb.DYNAMIC and job.terms.reading != pb.ORDERED:
-        cursors = Cursors(job.dataset.request.source_length, list(stored.cursors))
-    iteration = Iteration(key, job, stored.repetition, stored.seed, begin, cursors)
+    shared = job.terms.policy == pb.DYNAMIC and job.terms.reading != pb.ORDERED
+    next_index = stored.next_index if shared else None
+    iteration = Iteration(key, job, stored.repetition, stored.seed, begin, next_index)
     iteration.dropped = stored.dropped
     iteration.failure = stored.code, stored.message
     iteration.served, iteration.joined = set(stored.served), set(stored.joined)
@@ -228,7 +227,7 @@ def _restore_part(registry: Registry, key: int, data: bytes, _: float) -> None:
     part.marks = dict(stored.marks)
     part.held = {each.client_id: RangeSet(each.ranges.bounds) for each in stored.held}
     part.checkpoint.CopyFrom(state.checkpoint)
-    part.granted = Granted.of(list(state.splits))
+    part.granted = Granted.of(state.splits)
     part.attempts = stored.attempts
     part.total, part.finished, part.home = state.total, stored.finished, stored.home
     iteration.parts[state.part] = part

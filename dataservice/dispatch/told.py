@@ -73,7 +73,7 @@ def told_state(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
         terms=iteration.job.terms,
         seed=iteration.seed,
         repetition=iteration.repetition,
-        cursors=iteration.cursors.state() if iteration.cursors is not None else (),
+        next_index=iteration.next_index or 0,
     )
     asked = {part.part: part for part in parts}
     for number, part in sorted(iteration.parts.items()):
@@ -85,8 +85,7 @@ def told_state(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
         told.total = part.total
         if not told.HasField("checkpoint"):
             told.checkpoint.CopyFrom(part.checkpoint)
-        first = told.checkpoint
-        told.splits.extend(part.granted.after(tuple(first.passes), first.split).state())
+        told.splits.CopyFrom(part.granted.after(told.checkpoint.position).state())
     return state
 
 

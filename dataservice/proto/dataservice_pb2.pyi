@@ -266,16 +266,14 @@ class RegisterWorkerReply(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("index", "state", "passes", "split")
+    __slots__ = ("index", "state", "position")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     index: int
     state: bytes
-    passes: _containers.RepeatedScalarFieldContainer[int]
-    split: int
-    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., passes: _Optional[_Iterable[int]] = ..., split: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
 
 class TaskProgress(_message.Message):
     __slots__ = ("task_id", "checkpoint", "ended", "total", "code", "message", "used_up")
@@ -396,14 +394,12 @@ class Held(_message.Message):
     def __init__(self, client_id: _Optional[int] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ...) -> None: ...
 
 class GetSplitRequest(_message.Message):
-    __slots__ = ("task_id", "passes", "number")
+    __slots__ = ("task_id", "position")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
-    passes: _containers.RepeatedScalarFieldContainer[int]
-    number: int
-    def __init__(self, task_id: _Optional[int] = ..., passes: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, task_id: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Split(_message.Message):
     __slots__ = ("start", "stop")
@@ -540,14 +536,12 @@ class ClientStatus(_message.Message):
     def __init__(self, client_id: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., silent_s: _Optional[float] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ...) -> None: ...
 
 class Splits(_message.Message):
-    __slots__ = ("passes", "first", "bounds")
-    PASSES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("first", "bounds")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
-    passes: _containers.RepeatedScalarFieldContainer[int]
     first: int
     bounds: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, passes: _Optional[_Iterable[int]] = ..., first: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, first: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartState(_message.Message):
     __slots__ = ("part", "start", "checkpoint", "splits", "total")
@@ -559,28 +553,18 @@ class PartState(_message.Message):
     part: int
     start: int
     checkpoint: Checkpoint
-    splits: _containers.RepeatedCompositeFieldContainer[Splits]
+    splits: Splits
     total: int
-    def __init__(self, part: _Optional[int] = ..., start: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., splits: _Optional[_Iterable[_Union[Splits, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
-
-class Cursor(_message.Message):
-    __slots__ = ("passes", "next", "over")
-    PASSES_FIELD_NUMBER: _ClassVar[int]
-    NEXT_FIELD_NUMBER: _ClassVar[int]
-    OVER_FIELD_NUMBER: _ClassVar[int]
-    passes: _containers.RepeatedScalarFieldContainer[int]
-    next: int
-    over: bool
-    def __init__(self, passes: _Optional[_Iterable[int]] = ..., next: _Optional[int] = ..., over: bool = ...) -> None: ...
+    def __init__(self, part: _Optional[int] = ..., start: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., splits: _Optional[_Union[Splits, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("summary", "terms", "seed", "repetition", "parts", "cursors", "position", "skip", "next_part", "begin_round", "over")
+    __slots__ = ("summary", "terms", "seed", "repetition", "parts", "next_index", "position", "skip", "next_part", "begin_round", "over")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     NEXT_PART_FIELD_NUMBER: _ClassVar[int]
@@ -591,13 +575,13 @@ class State(_message.Message):
     seed: int
     repetition: int
     parts: _containers.RepeatedCompositeFieldContainer[PartState]
-    cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
+    next_index: int
     position: int
     skip: int
     next_part: int
     begin_round: int
     over: bool
-    def __init__(self, summary: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., seed: _Optional[int] = ..., repetition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., position: _Optional[int] = ..., skip: _Optional[int] = ..., next_part: _Optional[int] = ..., begin_round: _Optional[int] = ..., over: bool = ...) -> None: ...
+    def __init__(self, summary: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., seed: _Optional[int] = ..., repetition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., next_index: _Optional[int] = ..., position: _Optional[int] = ..., skip: _Optional[int] = ..., next_part: _Optional[int] = ..., begin_round: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("client_id", "parts")
@@ -638,12 +622,12 @@ class StoredJob(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoredIteration(_message.Message):
-    __slots__ = ("job_id", "repetition", "seed", "begin", "cursors", "dropped", "served", "joined", "code", "message")
+    __slots__ = ("job_id", "repetition", "seed", "begin", "next_index", "dropped", "served", "joined", "code", "message")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
-    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
@@ -653,13 +637,13 @@ class StoredIteration(_message.Message):
     repetition: int
     seed: int
     begin: State
-    cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
+    next_index: int
     dropped: int
     served: _containers.RepeatedScalarFieldContainer[str]
     joined: _containers.RepeatedScalarFieldContainer[int]
     code: int
     message: str
-    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[str]] = ..., joined: _Optional[_Iterable[int]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., next_index: _Optional[int] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[str]] = ..., joined: _Optional[_Iterable[int]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StoredPart(_message.Message):
     __slots__ = ("iteration_id", "state", "used", "finished", "home", "task_id", "worker_id", "running", "unsettled", "lost", "held", "marks", "address", "attempts")

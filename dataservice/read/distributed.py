@@ -78,7 +78,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         node = self.parent
         while isinstance(node, Shuffle):
             node = node.parent
-        if alone and job.policy == pb.DYNAMIC and node.one_to_one:
+        if alone and job.policy == pb.DYNAMIC and node.indexed_length() is not None:
             return count
         return UNKNOWN_CARDINALITY
 
@@ -101,15 +101,14 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         """Local. See :class:`Node`."""
         return self.job_name is not None
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Raise UnimplementedError; see :class:`Node`."""
         raise UnimplementedError(
             f"{self.summary()} reads from a data service, and cannot be split between the workers "
             "of another; use processing_mode 'parallel_epochs' there"
         )
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
+    def _iterate(self, context: Context) -> ElementIterator:
         return DistributedIterator(self, self.passes.take(), context.scope)
 
     def summary(self) -> str:

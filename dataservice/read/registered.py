@@ -33,11 +33,11 @@ class Registered(Node):
         """Local. See :class:`Node`."""
         return self.count
 
-    def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
+    def source_length(self) -> int:
+        """Return the number of source indices; see :class:`Node`."""
         if self.length < 0:
             raise self.cannot_be_split("its parts depend on each other")
-        return range(self.length)
+        return self.length
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -52,6 +52,6 @@ class Registered(Node):
         """Local. See :class:`Node`."""
         return self.text
 
-    def iterate(self, context: Context) -> ElementIterator:
+    def _iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`; UnimplementedError, because it is elsewhere."""
         raise UnimplementedError(f"{self.summary()} can only be read through its data service")

@@ -103,7 +103,7 @@ def _request_of(
     node: Node, parcel: Parcel, name: str, described: bool
 ) -> pb.RegisterDatasetRequest:
     try:
-        length = len(node.source_indices())
+        length = node.source_length()
     except (FailedPreconditionError, UnimplementedError):
         # The former of a shard that ShardingPolicy.HINT fills in, where no source is split.
         length = -1

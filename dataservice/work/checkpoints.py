@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dataset.context import Passes
 from dataservice.dataset.node import ElementIterator
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import dumps
@@ -30,15 +29,13 @@ class _Taken:
         index: Elements before it.
         state: The state.
         nbytes: About how many bytes its pickle has.
-        passes: The pass that the source reads.
-        split: The split of the pass.
+        position: Position of the next source index.
     """
 
     index: int
     state: Any
     nbytes: int
-    passes: Passes
-    split: int
+    position: int
 
 
 class Checkpoints:
@@ -64,7 +61,7 @@ class Checkpoints:
         self,
         index: int,
         elements: ElementIterator,
-        where: Callable[[], tuple[Passes, int]],
+        position: Callable[[], int],
         needed: int,
     ) -> None:
         """Local. Take one.
@@ -72,7 +69,7 @@ class Checkpoints:
         Args:
             index: How many elements the iterator has given, from the beginning of the part.
             elements: The iterator; nobody else uses it now.
-            where: Gives the pass and the split that its source reads, when the state is taken.
+            position: Gives the position of the next source index, when the state is taken.
             needed: Elements before it are not needed any more.
         """
         began = time.monotonic()
@@ -82,9 +79,9 @@ class Checkpoints:
             # Another worker can evaluate the part anew, from its beginning.
             self._impossible = error
             return
-        passes, split = where()
+        taken = _Taken(index, state, size_of(state), position())
         with self._lock:
-            self._taken.append(_Taken(index, state, size_of(state), passes, split))
+            self._taken.append(taken)
             while len(self._taken) > 1 and self._taken[1].index <= needed:
                 self._taken.popleft()
         cost = time.monotonic() - began
@@ -111,9 +108,7 @@ class Checkpoints:
                 f"the state of an iterator cannot be pickled: {error!r}"
             )
             raise self._impossible from error
-        return pb.Checkpoint(
-            index=newest.index, state=state, passes=newest.passes, split=newest.split
-        )
+        return pb.Checkpoint(index=newest.index, state=state, position=newest.position)
 
     def newest_index(self, index: int, limit: int) -> tuple[int, int]:
         """Return which state :meth:`before` gives, of those of a limited size.

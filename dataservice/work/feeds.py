@@ -1,13 +1,9 @@
-"""Which source indices a task evaluates."""
+"""The source indices that a task evaluates."""
 
 from __future__ import annotations
 
-import contextlib
-
 from dataservice.calls import Caller
-from dataservice.dataset.context import Passes, Splits
-from dataservice.dataset.node import Node
-from dataservice.dataset.source import Whole
+from dataservice.dataset.context import SplitsFailed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.task_thread import WithdrawnError
 from mpidist import Work
@@ -18,113 +14,101 @@ from mpidist.errors import (
     UnavailableError,
 )
 
+_AT_ONCE = 4096
 
-class StridedFeed:
-    """Every n-th index, for parts that are fixed in number: with no state outside the task.
+
+class StridedSplits:
+    """Every n-th index, for parts that are fixed in number; see :class:`Splits`.
 
     Args:
-        node: The dataset.
         part: Which part this is.
         parts: How many there are.
-    """
-
-    def __init__(self, node: Node, part: int, parts: int) -> None:
-        self._indices = node.source_indices()[part::parts]
-
-    def __call__(self, passes: Passes) -> Splits:
-        """Local. The splits of a pass."""
-        return Whole(self._indices)
-
-
-class DynamicFeed:
-    """What the dispatcher gives to the task as it goes.
-
-    Args:
-        node: The dataset.
-        task_id: The task.
-        dispatcher: Calls the dispatcher.
-        patience_s: For how long it may be away.
 
     Attributes:
-        marked: The pass, and the number of its split, that the state last taken begins with.
+        start: Position of the first index of the next pass.
+        marked: Position where the state that was taken last begins.
     """
 
-    def __init__(self, node: Node, task_id: int, dispatcher: Caller, patience_s: float) -> None:
-        self.indices = node.source_indices()
-        self.marked: tuple[Passes, int] = ((), 0)
-        self._last_given: Passes | None = None
+    def __init__(self, part: int, parts: int) -> None:
+        self.start = self.marked = 0
+        self._part = part
+        self._parts = parts
+
+    def run(self, position: int) -> range:
+        """Return indices from a position on; there is no end of them."""
+        first = self._part + position * self._parts
+        return range(first, first + _AT_ONCE * self._parts, self._parts)
+
+    def mark(self, position: int) -> None:
+        """Note where the state that is being taken begins."""
+        self.marked = position
+
+
+class DynamicSplits:
+    """The indices that the dispatcher gives to a task as it goes; see :class:`Splits`.
+
+    The next ones are asked for ahead.
+
+    Args:
+        task_id: The task.
+        dispatcher: Calls the dispatcher.
+        patience_s: How long it may be away, in seconds.
+
+    Attributes:
+        start: Position of the first index of the next pass.
+        marked: Position where the state that was taken last begins.
+    """
+
+    def __init__(self, task_id: int, dispatcher: Caller, patience_s: float) -> None:
+        self.start = self.marked = 0
         self._task_id = task_id
         self._dispatcher = dispatcher
         self._patience_s = patience_s
+        self._last = 0, range(0)  # position of the first index, and the indices
+        self._ahead: tuple[int, Work] | None = None
 
-    def __call__(self, passes: Passes) -> Splits:
-        """Local. The splits of a pass."""
-        return _DynamicSplits(self, passes)
+    def run(self, position: int) -> range:
+        """Return indices from a position on; see :class:`Splits`."""
+        first, run = self._last
+        if not first <= position < first + len(run):
+            try:
+                split = self._get(position)
+                first, run = self._last = position, range(split.start, split.stop)
+                if run:
+                    self._ask_ahead(position + len(run))
+            except Exception as error:
+                raise SplitsFailed(error) from error
+        return run[position - first :]
 
-    def received(self, passes: Passes) -> bool:
-        """Return whether the task was given indices in a pass, or in one inside it.
+    def mark(self, position: int) -> None:
+        """Note where the state that is being taken begins."""
+        self.marked = position
 
-        Args:
-            passes: The numbers of the pass that was evaluated last.
-        """
-        return self._last_given is not None and self._last_given[: len(passes)] == passes
+    def _ask_ahead(self, position: int) -> None:
+        request = pb.GetSplitRequest(task_id=self._task_id, position=position)
+        try:
+            self._ahead = position, self._dispatcher.start("dispatcher/GetSplit", request)
+        except UnavailableError:  # it may be starting again, and is asked once more
+            self._ahead = None
 
-    def give(self, passes: Passes, split: pb.Split) -> range:
-        """Return the indices of a split of a pass."""
-        indices = self.indices[split.start : split.stop]
-        if indices:
-            self._last_given = passes
-        return indices
-
-    def ask(self, passes: Passes, number: int) -> Work:
-        """Local. Begin to ask for a split."""
-        request = pb.GetSplitRequest(task_id=self._task_id, passes=passes, number=number)
-        return self._dispatcher.start("dispatcher/GetSplit", request)
-
-    def finish(self, work: Work) -> bytes:
-        """Local. Wait for what :meth:`ask` began; raises as Caller.finish."""
-        return self._dispatcher.finish(work).body
-
-    def ask_patiently(self, passes: Passes, number: int) -> pb.Split:
-        """Local. A split, from a dispatcher that may just be starting again."""
-        request = pb.GetSplitRequest(task_id=self._task_id, passes=passes, number=number)
+    def _get(self, position: int) -> pb.Split:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == position:
+            try:
+                return pb.Split.FromString(self._dispatcher.finish(ahead[1]).body)
+            except (
+                DeadlineExceededError,
+                FailedPreconditionError,
+                NotFoundError,
+                UnavailableError,
+            ):
+                # The dispatcher may be starting again. Whether the task is still ours, the second
+                # answer says as well as the first.
+                pass
+        request = pb.GetSplitRequest(task_id=self._task_id, position=position)
         try:
             return self._dispatcher.ask_patiently(
                 "dispatcher/GetSplit", request, pb.Split, self._patience_s
             )
         except (FailedPreconditionError, NotFoundError) as error:
             raise WithdrawnError(str(error)) from error
-
-
-class _DynamicSplits:
-    """The splits of one pass; the next one is asked for ahead."""
-
-    def __init__(self, feed: DynamicFeed, passes: Passes) -> None:
-        self._feed = feed
-        self._passes = passes
-        self._ahead: tuple[int, Work] | None = None
-
-    def split(self, number: int) -> range:
-        """Local. See :class:`Splits`."""
-        split = self._get(number)
-        if split.start < split.stop:
-            try:
-                self._ahead = (number + 1, self._feed.ask(self._passes, number + 1))
-            except UnavailableError:
-                self._ahead = None
-        return self._feed.give(self._passes, split)
-
-    def mark(self, number: int) -> None:
-        """Local. See :class:`Splits`."""
-        self._feed.marked = (self._passes, number)
-
-    def _get(self, number: int) -> pb.Split:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == number:
-            # The dispatcher may be starting again: then it is asked anew.
-            # Whether the task is still ours, the second answer says as well as the first.
-            with contextlib.suppress(
-                DeadlineExceededError, FailedPreconditionError, NotFoundError, UnavailableError
-            ):
-                return pb.Split.FromString(self._feed.finish(ahead[1]))
-        return self._feed.ask_patiently(self._passes, number)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from dataservice.calls import Caller
-from dataservice.dataset.context import Context, Feed
+from dataservice.dataset.context import Context, Share, SplitsFailed
 from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.stages import StageTimes
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.work.checkpoints import Checkpoints
-from dataservice.work.feeds import DynamicFeed, StridedFeed
+from dataservice.work.feeds import DynamicSplits, StridedSplits
 from dataservice.work.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
 from dataservice.work.outbox.outbox import AHEAD_BYTES
 from dataservice.work.task_thread import TaskThread, WithdrawnError
@@ -196,6 +194,8 @@ class Runner(TaskThread):
         self._open(self._make_outbox(task))
         try:
             self._evaluate(task, node)
+        except SplitsFailed as failed:
+            self._fail(failed.error)
         except BaseException as error:
             # Whatever a user's function raises is the consumers' to see.
             self._fail(error)
@@ -224,17 +224,22 @@ class Runner(TaskThread):
     def _evaluate(self, task: pb.Task, node: Node) -> None:
         outbox = self._outbox
         assert outbox is not None
-        feed = self._feed(task, node)
-        common = ((task.seed,), (task.repetition,), feed, self._scope, self._stages, _part(task))
-        context = Context(*common, numbered=True)
-        if isinstance(feed, DynamicFeed):
-            context = dataclasses.replace(context, received=feed.received)
+        share = self._share(task, node)
+        context = Context(
+            (task.seed,),
+            task.repetition,
+            self._scope,
+            self._stages,
+            _part(task),
+            numbered=True,
+            share=share,
+        )
         self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
         with node.iterate(context) as elements:
             if task.checkpoint.state:
                 elements.set_state(pickle.loads(task.checkpoint.state))
             # So that the beginning is the same for whoever goes on from a state.
-            self._take_checkpoint(checkpoints, elements, feed, outbox)
+            self._take_checkpoint(checkpoints, elements, share, outbox)
             self._began = time.monotonic()
             self._stages.on = True
             for number, element in enumerate(elements):
@@ -242,7 +247,7 @@ class Runner(TaskThread):
                 if not outbox.put(element):
                     return
                 if checkpoints.due:
-                    self._take_checkpoint(checkpoints, elements, feed, outbox)
+                    self._take_checkpoint(checkpoints, elements, share, outbox)
         if self._scope.closed:
             # Whoever gets the part next finds out where it ends: here it may have been cut short.
             return
@@ -251,17 +256,24 @@ class Runner(TaskThread):
         self._ended = True
 
     def _take_checkpoint(
-        self, checkpoints: Checkpoints, elements: ElementIterator, feed: Any, outbox: Outbox
+        self,
+        checkpoints: Checkpoints,
+        elements: ElementIterator,
+        share: Share | None,
+        outbox: Outbox,
     ) -> None:
-        where = (lambda: feed.marked) if isinstance(feed, DynamicFeed) else (lambda: ((), 0))
-        checkpoints.take(outbox.produced, elements, where, outbox.needed)
+        def position() -> int:
+            return 0 if share is None else share.splits.marked
 
-    def _feed(self, task: pb.Task, node: Node) -> Feed | None:
+        checkpoints.take(outbox.produced, elements, position, outbox.needed)
+
+    def _share(self, task: pb.Task, node: Node) -> Share | None:
         if task.policy != pb.DYNAMIC:
             return None
         if task.reading == pb.ORDERED:
-            return StridedFeed(node, task.part, task.num_parts)
-        return DynamicFeed(node, self._task_id, self._dispatcher, self._patience_s)
+            return Share(StridedSplits(task.part, task.num_parts), node.source_length())
+        splits = DynamicSplits(self._task_id, self._dispatcher, self._patience_s)
+        return Share(splits, node.source_length())
 
     def _finished(self) -> None:
         """The number of elements is known."""

@@ -8,14 +8,14 @@ import pickle
 import time
 from collections.abc import Iterator
 
-from dataservice.dataset.context import Context
+from dataservice.dataset.context import Context, Share
 from dataservice.dataset.node import ElementIterator, Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.snapshot.packing import packer
 from dataservice.snapshot.writer import StreamWriter
 from dataservice.wire import dumps
-from dataservice.work.feeds import StridedFeed
+from dataservice.work.feeds import StridedSplits
 from dataservice.work.task_thread import TaskThread, WithdrawnError
 from mpidist.errors import AbortedError, Error, OpError, UnimplementedError, UnknownError
 
@@ -63,9 +63,13 @@ class Saver(TaskThread):
                 )
             if writer.finished:
                 return writer.elements
-            feed = StridedFeed(node, task.part, task.num_parts) if task.num_parts > 1 else None
-            common = ((task.seed,), (0,), feed, self._scope)
-            context = Context(*common, part=(task.part,), numbered=True)
+            share = None
+            if task.num_parts > 1:
+                splits = StridedSplits(task.part, task.num_parts)
+                share = Share(splits, node.source_length())
+            context = Context(
+                (task.seed,), scope=self._scope, part=(task.part,), numbered=True, share=share
+            )
             elements = stack.enter_context(node.iterate(context))
             if writer.state is not None:
                 elements.set_state(pickle.loads(writer.state))

@@ -89,13 +89,12 @@ class Play:
             self.registry.start_task(task.task_id)
         return [task.task_id for task in told]
 
-    def take_all(self, task_id, passes=(0,)):
-        """All that the dispatcher gives to a task in a pass, from its first split."""
+    def take_all(self, task_id, length=10):
+        """All that the dispatcher gives to a task in the first pass over a source of a length."""
         self.registry.start_task(task_id)
-        taken, number = [], 0
-        while split := self.registry.next_split(task_id, passes, number):
+        taken = []
+        while (split := self.registry.next_split(task_id, len(taken))).start < length:
             taken += split
-            number += 1
         return taken
 
     def progress(self, worker, task_id, index, now=0.0, **checkpoint):

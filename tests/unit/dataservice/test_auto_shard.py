@@ -185,7 +185,7 @@ def test_a_hint_under_another_policy(policy):
 
 def test_a_hint_here():
     dataset = Dataset.range(9).shard(SHARD_HINT, SHARD_HINT)
-    for evaluate in (list, lambda d: d.node.source_indices()):
+    for evaluate in (list, lambda d: d.node.source_length()):
         with pytest.raises(FailedPreconditionError, match="data service"):
             evaluate(dataset)
     assert dataset.element_spec.dtype == np.int64

@@ -9,7 +9,7 @@ from mpidist.errors import UnimplementedError
 
 LIMIT = 1 << 20
 
-FIRST = pb.Checkpoint(index=3, state=b"first", passes=[1], split=2)
+FIRST = pb.Checkpoint(index=3, state=b"first", position=2)
 
 
 class Elements:
@@ -31,7 +31,7 @@ class Stateless:
 def take(checkpoints, *indices, needed=0, elements=None):
     elements = elements or Elements()
     for index in indices:
-        checkpoints.take(index, elements, lambda index=index: ((0, index), index + 1), needed)
+        checkpoints.take(index, elements, lambda index=index: index + 1, needed)
     return elements
 
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_has_the_state_and_the_split_of_its_time():
     take(checkpoints, 10, 20)
     taken = checkpoints.before(20)
     assert pickle.loads(taken.state) == 2
-    assert (list(taken.passes), taken.split) == ([0, 20], 21)
+    assert taken.position == 21
 
 
 def test_where_it_is_is_asked_after_the_state():
@@ -67,7 +67,7 @@ def test_where_it_is_is_asked_after_the_state():
 
     def where():
         asked.append("where")
-        return (0,), 0
+        return 0
 
     Checkpoints(FIRST).take(1, Told(), where, 0)
     assert asked == ["state", "where"]

@@ -291,7 +291,7 @@ def test_selections_of_the_source(count, data):
             dataset = dataset.shard(n + 1, data.draw(st.integers(0, n)))
         else:
             dataset = getattr(dataset, kind)(n)
-    assert list(dataset.node.source_indices()) == values(dataset)
+    assert dataset.node.source_length() == len(values(dataset))
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_selections_of_the_source(count, data):
     [
         lambda d: d.shuffle(3).take(2),
         lambda d: d.filter(bool).batch(2).skip(1),
-        lambda d: d.repeat().shard(2, 0),
+        lambda d: d.filter(bool).repeat().shard(2, 0),
     ],
 )
 def test_selections_of_what_is_not_the_source(make):
     with pytest.raises(UnimplementedError, match="cannot be split"):
-        make(Dataset.range(9)).node.source_indices()
+        make(Dataset.range(9)).node.source_length()
 
 
 def test_what_follows_keeps_the_source():
     dataset = Dataset.range(9).skip(2).map(str).shuffle(3).batch(2).repeat(3).prefetch(1)
-    assert dataset.node.source_indices() == range(2, 9)
+    assert dataset.node.source_length() == 7

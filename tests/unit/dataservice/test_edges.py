@@ -160,7 +160,7 @@ def test_a_shuffle_of_all():
     assert found == [int(i) for i in dataset.shuffle(100, seed=1)]
     assert sorted(found) == list(range(0, 100, 2))
     whole = Dataset.range(100).shuffle(UNKNOWN_CARDINALITY, seed=1)
-    assert whole.node.one_to_one
+    assert whole.node.indexed_length() is not None
     with pytest.raises(ValueError, match="a finite dataset"):
         Dataset.range(3).repeat().shuffle(UNKNOWN_CARDINALITY)
 

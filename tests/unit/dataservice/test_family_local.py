@@ -277,7 +277,7 @@ def test_who_alone_could_read_from_a_worker_leaves(make_cluster, monkeypatch, ta
     there_found.append(int(next(there)))
     (iteration,) = registry.iterations.values()
     if mode == DYNAMIC:  # until its worker has the whole source
-        wait_until(lambda: iteration.cursors._last and not iteration.cursors._next)
+        wait_until(lambda: iteration.next_index >= 60)
     here, here_found = begin(HERE), []
     reader = threading.Thread(target=lambda: here_found.extend(values(here)), daemon=True)
     reader.start()

@@ -32,6 +32,7 @@ PIPELINES = {
     "shuffle": lambda ds: ds.shuffle(50, seed=7),
     "shuffles of a repeat": lambda ds: ds.shuffle(50, seed=7).repeat(2),
     "repeat": lambda ds: ds.filter(lambda x: x % 4 > 1).repeat(3),
+    "repeated": lambda ds: ds.filter(lambda x: x % 4 > 1),
     "cache": lambda ds: ds.map(lambda x: x + 1, 2).cache().shuffle(50, seed=7).repeat(2),
     "windows": lambda ds: ds.window(5, 2, drop_remainder=True).flat_map(lambda w: w.batch(5)),
     "groups": lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, g: g.batch(2), 5),
@@ -82,11 +83,17 @@ def alone(make_service, name, **options):
 
 
 def model(name, length, shards):
-    """The order in theory: of every part that has more, one element in turn."""
+    """The order in theory: of every part that has more, one element in turn.
+
+    The passes of a repeat go on where the one before has ended, which may be in any part.
+    """
+    make, indices = PIPELINES[name], np.arange(length)
+    if name == "repeat":
+        make, indices = PIPELINES["repeated"], np.tile(indices, 3)
     parts = []
     for part in range(shards):
-        source = Dataset.from_tensor_slices(np.arange(length)[part::shards])
-        parts.append([np.asarray(element).tolist() for element in PIPELINES[name](source)])
+        source = Dataset.from_tensor_slices(indices[part::shards])
+        parts.append([np.asarray(element).tolist() for element in make(source)])
     longest = max(map(len, parts))
     return [part[i] for i in range(longest) for part in parts if i < len(part)]
 

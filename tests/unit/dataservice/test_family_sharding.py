@@ -83,6 +83,8 @@ EXACT = {
     "batch": R(20).batch(3),
     "batch, whole ones only": R(20).batch(3, drop_remainder=True),
     "batch and repeat": R(20).batch(3).repeat(2),
+    "repeat and batch": R(7).repeat(3).batch(4),
+    "repeat and batch, whole ones only": R(25).repeat(2).batch(4, drop_remainder=True),
     "batches of batches": R(20).batch(2).batch(3),
     "padded batch": R(9).map(lambda i: np.full(int(i), i)).padded_batch(4, padding_values=-1),
     "shard after batch": R(19).batch(2).shard(2, 0),
@@ -93,6 +95,14 @@ EXACT = {
     "zip of batches": Dataset.zip(R(19).batch(2), R(19)),
     "shuffle of all": R(33).shuffle(33),
     "shuffle of all, unbatched": R(33).shuffle(40, seed=1).batch(4).unbatch(),
+    "take after repeat": R(9).repeat().take(30),
+    "skip and shard after repeat": R(9).repeat(3).skip(5).shard(2, 1),
+    "enumerate after repeat": R(9).repeat(2).enumerate(),
+    "windows after repeat": R(9).repeat(2).window(4).map(lambda w: np.array([*w, -1])),
+    "zip with what never ends": Dataset.zip(R(9), R(2).repeat()),
+    "concatenate what is repeated": R(9).concatenate(R(9).repeat(2)),
+    "a mixture of repeats": Dataset.sample_from_datasets([R(9), R(4).repeat(2)], seed=1),
+    "the first of an endless source": Dataset.counter(3, 2).take(40),
     "a mixture": Dataset.sample_from_datasets([R(9), R(50, 60)], [0.7, 0.3], seed=1),
     "a mixture, shuffled": Dataset.sample_from_datasets([R(9), R(50, 60)]).shuffle(4).repeat(2),
 }
@@ -100,8 +110,6 @@ EXACT = {
 # Those whose groups end where the parts of the workers do.
 GROUPED = {
     "filter and batch": R(20).filter(lambda i: i % 5).batch(3),
-    "repeat and batch": R(7).repeat(3).batch(4),
-    "repeat and batch, whole ones only": R(24).repeat(2).batch(1, drop_remainder=True),
     "shuffle of all, padded batch": R(9)
     .map(lambda i: np.full(int(i), i))
     .shuffle(9)
@@ -123,28 +131,24 @@ REFUSED = {
     "scan": R(9).scan(0, lambda total, i: (total + i, total)),
     "unique": R(9).map(lambda i: i % 4).unique(),
     "skip after filter": R(9).filter(lambda i: i % 2).skip(1),
-    "take after repeat": R(9).repeat().take(3),
     "shard after batch": R(9).filter(bool).batch(2).shard(2, 0),
     "enumerate after shuffle": R(9).shuffle(8).enumerate(),
     "enumerate after filter": R(9).filter(lambda i: i % 2).enumerate(),
     "zip of what is shuffled": Dataset.zip(R(9).shuffle(8), R(9)),
     "zip of what is filtered": Dataset.zip(R(9), R(9).filter(lambda i: i % 2)),
-    "zip with what never ends": Dataset.zip(R(9), R(2).repeat()),
     "zip with a generator": Dataset.zip(R(9), Dataset.from_generator(range, (9,))),
-    "concatenate what is repeated": R(9).concatenate(R(9).repeat(2)),
     "window after filter": R(9).filter(lambda i: i % 2).window(2),
     "cache after shuffle": R(9).shuffle(9).cache(),
     "cache after filter": R(9).filter(bool).batch(2).cache(),
     "cache in a file": R(9).cache("never written"),
     "sample_from_datasets": Dataset.sample_from_datasets([R(9), R(9).filter(bool)]),
-    "sample of repeats": Dataset.sample_from_datasets([R(9), R(4).repeat(2)]),
     "sample that stops": Dataset.sample_from_datasets([R(9)] * 2, stop_on_empty_dataset=True),
     "choose_from_datasets": Dataset.choose_from_datasets([R(9), R(9)], R(2)),
 }
 
 
 def in_steady_order(node):
-    return node.one_to_one and node.steady
+    return node.indexed_length() is not None and node.same_every_epoch
 
 
 def plain(element):

@@ -1,9 +1,8 @@
 """Datasets over several others whose source indices are dealt out to several workers."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
+from _cases.dealt import Dealt, all_indices, context_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,26 +11,6 @@ from dataservice.dataset.context import Context
 
 LETTERS = Dataset.from_tensor_slices(list("abcdefghij"))
 DIGITS = Dataset.from_tensor_slices(list("0123456789"))
-
-
-@dataclass
-class Deal:
-    """Splits of one worker, who must not ask before the last mark that it has gone on from."""
-
-    splits: list
-    first: int = 0
-    marked: int = 0
-    asked: list = field(default_factory=list)
-
-    def __call__(self, passes):
-        return self
-
-    def split(self, number):
-        assert number >= self.first, f"split {number} is forgotten; {self.first} is the first"
-        return self.splits[number] if number < len(self.splits) else range(0)
-
-    def mark(self, number):
-        self.marked = number
 
 
 def dealt(indices, sizes, workers):
@@ -152,13 +131,24 @@ DATASETS = {
     .concatenate(Dataset.range(10, 13))
     .prefetch(20)
     .concatenate(Dataset.range(20, 26)),
+    "a repeat": Dataset.range(5).repeat(3),
+    "batches of a repeat": Dataset.range(7).map(abs, 2).repeat(3).batch(4),
+    "a repeat of a shuffle, in part": LETTERS.shuffle(10, seed=1).repeat(3).skip(4).take(19),
+    "a repeat without an end, in part": LETTERS.repeat().enumerate().take(25),
+    "a zip with a repeat": Dataset.zip(LETTERS.repeat(), Dataset.range(23)),
+    "windows of a repeat": batches(LETTERS.repeat(2).window(4, 2)),
+    "a concatenate of repeats": LETTERS.repeat(2).concatenate(DIGITS.repeat(3)),
+    "a mixture of repeats": Dataset.sample_from_datasets([LETTERS.repeat(2), DIGITS], seed=3),
+    "what is kept, repeated": Dataset.range(9).map(abs, 2).cache().repeat(3),
+    "what is filtered, repeated": Dataset.range(9).filter(lambda i: i % 2).repeat(3),
+    "files' numbers, repeated": Dataset.range(4).flat_map(lambda i: Dataset.range(i)).repeat(2),
     "a generator": Dataset.from_generator(range, (6,)),
 }
 
 
 def evaluate(node, deal, stops=()):
     """Elements of a pass that is broken off, and taken up from its state, after so many."""
-    elements = node.iterate(Context((1,), (0,), deal))
+    elements = node.iterate(context_of(node, deal))
     found = []
     for stop in sorted(stops):
         while len(found) < stop:
@@ -168,18 +158,16 @@ def evaluate(node, deal, stops=()):
                 break
         state = elements.get_state()
         elements.close()
-        deal.first = deal.marked
-        elements = node.iterate(Context((1,), (0,), deal))
+        deal.start, deal.first = 0, deal.marked
+        elements = node.iterate(context_of(node, deal))
         elements.set_state(state)
     with elements:
         return found + list(elements)
 
 
 def whole_of(name):
-    """Elements of a pass in one process; a shuffle of all has an order of its own under a feed."""
-    node = DATASETS[name].node
-    deal = Deal([node.source_indices()]) if "shuffle" in name else None
-    return list(node.iterate(Context((1,), (0,), deal)))
+    """Elements of a pass in one process."""
+    return list(DATASETS[name].node.iterate(Context((1,))))
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -190,8 +178,10 @@ def whole_of(name):
 )
 def test_workers_that_share_the_indices_make_every_element_once(name, sizes, workers, stops):
     node = DATASETS[name].node
-    splits = dealt(node.source_indices(), sizes, workers)
-    found = [element for mine in splits for element in evaluate(node, Deal(mine), stops)]
+    # Indices go on from pass to pass of a sequential repeat; its workers find the end themselves.
+    passes = 4 if "repeated" in name and node.indexed_length() is None else 1
+    splits = dealt(range(node.source_length() * passes), sizes, workers)
+    found = [element for mine in splits for element in evaluate(node, Dealt(*mine), stops)]
     assert sorted(map(str, found)) == sorted(map(str, whole_of(name)))
 
 
@@ -199,17 +189,20 @@ def test_workers_that_share_the_indices_make_every_element_once(name, sizes, wor
 @given(st.integers(1, 5))
 def test_every_nth_index_is_every_nth_element(name, parts):
     node = DATASETS[name].node
-    if node.one_to_one:
+    if node.indexed_length() is not None:
         whole = list(map(str, whole_of(name)))
         for part in range(parts):
-            mine = evaluate(node, Deal([node.source_indices()[part::parts]]), [2])
+            mine = evaluate(node, Dealt(all_indices(node)[part::parts]), [2])
             assert list(map(str, mine)) == whole[part::parts]
 
 
 @pytest.mark.parametrize(
-    ("dataset", "one_to_one"),
+    ("dataset", "indexed"),
     [
         (Dataset.zip(LETTERS, LETTERS), True),
+        (LETTERS.repeat(2).enumerate().take(13), True),
+        (LETTERS.shuffle(10, seed=1).repeat().window(3), True),
+        (LETTERS.shuffle(9), False),
         (LETTERS.concatenate(LETTERS), True),
         (LETTERS.enumerate(), True),
         (LETTERS.concatenate(LETTERS.batch(2)), True),
@@ -217,5 +210,5 @@ def test_every_nth_index_is_every_nth_element(name, parts):
         (Dataset.from_generator(range, (3,)), False),
     ],
 )
-def test_what_an_index_is_an_element_of(dataset, one_to_one):
-    assert dataset.node.one_to_one == one_to_one
+def test_which_datasets_are_indexed(dataset, indexed):
+    assert (dataset.node.indexed_length() is not None) == indexed

@@ -160,7 +160,7 @@ def test_batches_are_made_before(xp):
 
 def test_before_distribute_it_is_refused(xp):
     with pytest.raises(errors.UnimplementedError, match="GPU of who trains"):
-        images().prefetch_to_device().node.source_indices()
+        images().prefetch_to_device().node.source_length()
 
 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])

@@ -69,7 +69,7 @@ def test_nothing_new_is_the_same_version():
     client = play.join_shared()
     (task,) = play.start(client)
     version = play.beat(client).version
-    play.registry.next_split(task, (0,), 0)
+    play.registry.next_split(task, 0)
     assert play.beat(client, used=ranges(p0=[0, 1])).version == version
 
 
@@ -117,14 +117,17 @@ def test_a_repetition_is_a_new_iteration():
         assert play.take_all(task) == list(range(10))
 
 
-def test_a_split_of_a_number_is_the_same_and_comes_in_its_turn():
+def test_a_position_has_the_same_split_and_comes_in_its_turn():
     play = Play(workers=2)
     one, two = play.start(play.join())
-    first = play.registry.next_split(one, (0,), 0)
-    assert play.registry.next_split(one, (0,), 0) == first
-    assert play.registry.next_split(two, (0,), 0).start == first.stop
-    with pytest.raises(FailedPreconditionError, match=r"split 2 .*: 1 have been given"):
-        play.registry.next_split(one, (0,), 2)
+    first = play.registry.next_split(one, 0)
+    assert play.registry.next_split(one, 0) == first
+    assert play.registry.next_split(two, 0).start == first.stop
+    with pytest.raises(
+        FailedPreconditionError,
+        match=rf"source index {len(first) + 1} .*: {len(first)} have been given",
+    ):
+        play.registry.next_split(one, len(first) + 1)
 
 
 def test_who_comes_late_to_a_named_iteration_finds_it_finished():
@@ -258,7 +261,7 @@ class Epochs(RuleBasedStateMachine):
         self.play = Play(length=self.LENGTH, registry=Registry(TIMEOUTS))
         self.clients = {}  # client -> (name or id, repetition)
         self.given = {}  # the same key -> indices given out
-        self.splits = Counter()  # of a task
+        self.positions = Counter()  # of a task
 
     @rule()
     def add_worker(self):
@@ -279,10 +282,10 @@ class Epochs(RuleBasedStateMachine):
             return
         task = data.draw(st.sampled_from(list(tasks)))
         self.play.registry.start_task(task.task_id)
-        split = self.play.registry.next_split(task.task_id, (0,), self.splits[task.task_id])
-        self.given[self.clients[client]].update(split)
-        if split:
-            self.splits[task.task_id] += 1
+        split = self.play.registry.next_split(task.task_id, self.positions[task.task_id])
+        if split and split.start < self.LENGTH:
+            self.given[self.clients[client]].update(split)
+            self.positions[task.task_id] += len(split)
         else:
             used = pb.Ranges(part=task.part, bounds=[0, self.LENGTH])
             self.play.beat(client, used=[used])

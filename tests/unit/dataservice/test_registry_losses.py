@@ -10,8 +10,8 @@ from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import AlreadyExistsError, NotFoundError
 
 
-def split(play, task, number, passes=(0,)):
-    return play.registry.next_split(task, passes, number)
+def split(play, task, position):
+    return play.registry.next_split(task, position)
 
 
 # One consumer, or consumers that say what they want: another worker goes on at once.
@@ -22,17 +22,23 @@ def test_another_worker_gets_the_part_with_its_splits_and_its_checkpoint(deliver
     play = Play(workers=2, length=1000)
     client = play.join(terms_of(delivery=delivery))
     one, two = play.start(client)
-    given = [split(play, one, number) for number in range(3)]
-    play.progress(play.workers[0], one, 300, passes=[0], split=1)
+    given = [split(play, one, 0)]
+    second = len(given[0])
+    given.append(split(play, one, second))
+    third = second + len(given[1])
+    given.append(split(play, one, third))
+    fourth = third + len(given[2])
+    play.progress(play.workers[0], one, 300, position=second)
     play.lose(play.workers[0])
     told = play.beat(client)
     assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
     again = play.registry.start_task(told.tasks[0].task_id)
     assert again.id not in (one, two)
-    assert (again.part.checkpoint.index, again.part.checkpoint.split) == (300, 1)
-    assert [split(play, again.id, number) for number in (1, 2)] == given[1:]
-    assert split(play, again.id, 3).start == given[2].stop
-    for call in (lambda: play.registry.start_task(one), lambda: split(play, one, 3)):
+    checkpoint = again.part.checkpoint
+    assert (checkpoint.index, checkpoint.position) == (300, second)
+    assert [split(play, again.id, position) for position in (second, third)] == given[1:]
+    assert split(play, again.id, fourth).start == given[2].stop
+    for call in (lambda: play.registry.start_task(one), lambda: split(play, one, fourth)):
         with pytest.raises(NotFoundError, match=f"unknown task {one}.*another worker"):
             call()
 

@@ -23,13 +23,13 @@ def state_of(position=4, starts=(2, 2), terms=None, **others):
     )
 
 
-def own_state(parts, cursors=(), **terms):
-    return state_of(terms=terms_of(**terms), parts=parts, cursors=cursors)
+def own_state(parts, next_index=0, **terms):
+    return state_of(terms=terms_of(**terms), parts=parts, next_index=next_index)
 
 
 def test_an_iteration_begins_where_its_state_says():
     play = Play(workers=1)
-    checkpoint = pb.Checkpoint(index=1, state=b"there", passes=[0], split=1)
+    checkpoint = pb.Checkpoint(index=1, state=b"there", position=1)
     parts = [pb.PartState(part=0, start=2, total=-1, checkpoint=checkpoint)]
     client = play.join_ordered(0, 2, state=state_of(parts=parts))
     assert client.iteration.seed == 77
@@ -45,16 +45,16 @@ def test_dynamic_parts_go_on_with_their_splits_and_what_is_left():
             part=number,
             start=5,
             total=-1,
-            checkpoint=pb.Checkpoint(index=4, passes=[0], split=1),
-            splits=[pb.Splits(passes=[0], first=1, bounds=[100 * number, 100 * number + 9])],
+            checkpoint=pb.Checkpoint(index=4, position=1),
+            splits=pb.Splits(first=1, bounds=[100 * number, 100 * number + 9]),
         )
         for number in range(2)
     ]
-    client = play.join(state=own_state(parts, [pb.Cursor(passes=[0], next=400)]))
+    client = play.join(state=own_state(parts, 400))
     one, two = play.start(client)
     for number, task in enumerate((one, two)):
-        assert play.registry.next_split(task, (0,), 1) == range(100 * number, 100 * number + 9)
-        assert play.registry.next_split(task, (0,), 2).start >= 400
+        assert play.registry.next_split(task, 1) == range(100 * number, 100 * number + 9)
+        assert play.registry.next_split(task, 10).start >= 400
     play.add_worker(3)
     assert places(play.beat(client)) == [(0, 1), (1, 2), (2, 3)]
 

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from _cases.dealt import all_indices, context_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
@@ -212,7 +214,7 @@ def test_what_is_not_there(tmp_path):
     assert waiting.cardinality() == UNKNOWN_CARDINALITY
     assert waiting.element_spec == ArraySpec((), np.int64)
     with pytest.raises(UnimplementedError, match="still being saved"):
-        waiting.node.source_indices()
+        waiting.node.source_length()
     assert Dataset.load(tmp_path / "later", wait=True).cardinality() == UNKNOWN_CARDINALITY
 
 
@@ -391,34 +393,20 @@ def test_a_state_of_another_snapshot(tmp_path):
         iter(Dataset.load(tmp_path / "a")).set_state(state)
 
 
-class Part:
-    """Every third chunk, each a split of its own."""
-
-    def __init__(self, indices, part):
-        self._indices = indices[part::3]
-
-    def split(self, number):
-        return self._indices[number : number + 1]
-
-    def mark(self, number):
-        pass
-
-
 def test_workers_share_the_chunks(tmp_path):
     save(Dataset.range(40), tmp_path, 2, chunk_bytes=500)
     node = Dataset.load(tmp_path).node
-    indices = node.source_indices()
-    assert len(indices) > 6
+    assert node.source_length() > 6
     found = []
     for part in range(3):
-        context = Context((0,), feed=lambda passes, part=part: Part(indices, part))
-        with node.iterate(context) as elements:
+        context = partial(context_of, node, all_indices(node)[part::3])
+        with node.iterate(context()) as elements:
             mine = numbers(elements)
         for place in range(len(mine) + 1):
-            with node.iterate(context) as elements:
+            with node.iterate(context()) as elements:
                 first = [int(next(elements)) for _ in range(place)]
                 state = elements.get_state()
-            with node.iterate(context) as later:
+            with node.iterate(context()) as later:
                 later.set_state(state)
                 assert first + numbers(later) == mine
         found += mine

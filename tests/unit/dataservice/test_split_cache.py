@@ -4,35 +4,17 @@ from collections import Counter
 
 import pytest
 from _cases.data_readers import MADE, counted, numbers
+from _cases.dealt import Dealt, context_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset.context import Context
 
 MODE = "distributed_epoch"
 
 
-class Asked:
-    """Splits, and which of them have been asked for."""
-
-    def __init__(self, *splits):
-        self.splits = splits
-        self.asked = []
-
-    def __call__(self, passes):
-        return self
-
-    def split(self, number):
-        self.asked.append(number)
-        return self.splits[number] if number < len(self.splits) else range(0)
-
-    def mark(self, number):
-        pass
-
-
 def begin(node, splits):
-    return node.iterate(Context((1,), (0,), splits))
+    return node.iterate(context_of(node, splits))
 
 
 def divided(length, sizes):
@@ -52,7 +34,7 @@ def test_each_element_is_made_once(calls, length, epochs):
     MADE.clear()
     node = Dataset.range(length).map(counted, calls).cache().node
     for sizes in epochs:
-        with begin(node, Asked(*divided(length, sizes))) as elements:
+        with begin(node, Dealt(*divided(length, sizes))) as elements:
             assert numbers(elements) == list(range(length))
     assert sorted(MADE) == list(range(length))
 
@@ -62,27 +44,16 @@ def test_some_are_kept_and_a_pass_is_taken_up_elsewhere(before, after, kept, sto
     splits = divided(20, before)
     first, other = (Dataset.range(20).map(lambda i: i * 2, 2).cache().node for _ in range(2))
     for index in kept:
-        list(begin(other, Asked(range(index, index + 1))))
-    elements = begin(first, Asked(*splits))
+        list(begin(other, Dealt(range(index, index + 1))))
+    elements = begin(first, Dealt(*splits))
     found = numbers(next(elements) for _ in range(stop))
     state = elements.get_state()
     elements.close()
-    elements = begin(other, Asked(*splits))
+    elements = begin(other, Dealt(*splits))
     elements.set_state(state)
     assert found + numbers(elements) == [i * 2 for i in range(20)]
-    with begin(other, Asked(*divided(20, after))) as again:
+    with begin(other, Dealt(*divided(20, after))) as again:
         assert numbers(again) == [i * 2 for i in range(20)]
-
-
-def test_no_split_is_taken_ahead_that_has_nothing_to_be_made():
-    node = Dataset.range(12).map(counted, 4).cache().node
-    splits = divided(12, [3])
-    numbers(begin(node, Asked(*splits)))
-    deal = Asked(*splits)
-    with begin(node, deal) as elements:
-        for index in range(12):
-            assert int(next(elements)) == index
-            assert deal.asked == list(range(index // 3 + 1))
 
 
 @pytest.mark.parametrize("calls", [None, 2])
@@ -90,8 +61,8 @@ def test_an_element_that_cannot_be_made_is_tried_again(calls):
     MADE.clear()
     node = Dataset.range(6).map(fails_once_at_two, calls).cache().ignore_errors().node
     splits = divided(6, [4])
-    assert numbers(begin(node, Asked(*splits))) == [0, 1, 3, 4, 5]
-    assert numbers(begin(node, Asked(*splits))) == list(range(6))
+    assert numbers(begin(node, Dealt(*splits))) == [0, 1, 3, 4, 5]
+    assert numbers(begin(node, Dealt(*splits))) == list(range(6))
     assert sorted(MADE) == [0, 1, 2, 2, 3, 4, 5]
 
 

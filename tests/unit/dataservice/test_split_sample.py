@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 from _cases.data_readers import numbers
+from _cases.dealt import Dealt, all_indices, context_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset import mix, split_sample
+from dataservice.dataset import mix
 from dataservice.dataset.context import Context
 from dataservice.dataset.draws import Draws
-from dataservice.dataset.runs import Chosen
-from dataservice.dataset.source import Whole
 from mpidist.errors import UnimplementedError
 
 MODE = "distributed_epoch"
@@ -46,22 +45,15 @@ def test_draws_from_any_place_are_those_drawn_one_by_one(pairs, seed, block, dat
         sequences, places = draws.block(number)
         part = expected[number * block : (number + 1) * block]
         assert list(zip(sequences.tolist(), places.tolist(), strict=True)) == part
-        other = Draws(lengths, weights, (seed + 1,), block)
-        other.begin_at(number, draws.before(number))
-        assert [each.tolist() for each in other.block(number)] == [
-            each.tolist() for each in (sequences, places)
-        ]
 
 
-def test_draws_forget_and_draw_again(monkeypatch):
-    monkeypatch.setattr("dataservice.dataset.draws._KNOWN", 4)
+def test_blocks_are_forgotten_and_drawn_again(monkeypatch):
     monkeypatch.setattr("dataservice.dataset.draws._KEPT", 2)
     draws = Draws([50, 70], [1.0, 2.0], (1,), 5)
     expected = drawn_one_by_one([50, 70], [1.0, 2.0], (1,))
     for number in (23, 3, 22, 0, 11, 23):
         found = zip(*(each.tolist() for each in draws.block(number)), strict=True)
         assert list(found) == expected[number * 5 : (number + 1) * 5]
-    assert len(draws._known) <= 4
 
 
 @given(SEQUENCES, st.integers(1, 4), st.booleans(), st.sampled_from([3, 1 << 14]))
@@ -70,30 +62,15 @@ def test_parts_have_the_elements_of_the_whole_in_order(pairs, parts, seeded, blo
     weights = [weight for _, weight in pairs]
     dataset = Dataset.sample_from_datasets(sources, weights, seed=7 if seeded else None)
     node = dataset.node
-    whole = numbers(node.iterate(Context((1,), (5, 2))))
-    assert len(whole) == len(node.source_indices()) == len(dataset)
+    whole = numbers(node.iterate(Context((1,), 5)))
+    assert len(whole) == node.source_length() == len(dataset)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mix, "Draws", lambda *args: Draws(*args, block))
         for part in range(parts):
-            indices = node.source_indices()[part::parts]
+            indices = all_indices(node)[part::parts]
             # Unless a seed is given, what tells one process from another must not show.
-            context = Context((1,), (5, 2), lambda passes, i=indices: Whole(i), part=(part,))
+            context = context_of(node, indices, epoch=5, part=(part,))
             assert numbers(node.iterate(context)) == whole[part::parts]
-
-
-class Asked:
-    def __init__(self, *splits):
-        self.splits, self.asked = splits, set()
-
-    def __call__(self, passes):
-        return self
-
-    def split(self, number):
-        self.asked.add(number)
-        return self.splits[number] if number < len(self.splits) else range(0)
-
-    def mark(self, number):
-        pass
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -101,31 +78,21 @@ def test_no_split_is_taken_long_before_its_turn(ahead, no_thread_is_left_behind)
     few = Dataset.range(1000, 1005)
     few = few.prefetch(ahead) if ahead else few
     node = Dataset.sample_from_datasets([Dataset.range(400), few], [1, 0.01], seed=3).node
-    deal = Asked(*(range(start, start + 9) for start in range(0, 405, 9)))
-    with node.iterate(Context((1,), (0,), deal)) as elements:
+    deal = Dealt(*(range(start, start + 9) for start in range(0, 405, 9)))
+    with node.iterate(context_of(node, deal)) as elements:
         found = []
         for index in range(405):
             found.append(int(next(elements)))
-            assert max(deal.asked) <= index // 9 + (1 + 64 // 9 + 1 if ahead else 0)
-    assert found == numbers(node.iterate(Context((1,), (0,))))
+            assert max(deal.asked) <= index // 9 + 1 + 64 // 9 + 1
+    assert found == numbers(node.iterate(Context((1,))))
 
 
 def test_many_that_end_soon():
     sources = [Dataset.range(i, i + 3) for i in range(3000)]
     node = Dataset.sample_from_datasets(sources, seed=1).node
     part = range(8990, 9000)
-    mine = numbers(node.iterate(Context((1,), (0,), lambda passes: Whole(part))))
-    assert mine == numbers(node.iterate(Context((1,), (0,))))[8990:]
-
-
-def test_passes_below_go_on_over_short_splits(monkeypatch):
-    begun = []
-    monkeypatch.setattr(split_sample, "Chosen", lambda *args: begun.append(1) or Chosen(*args))
-    sources = [Dataset.range(100).map(abs, 4), Dataset.range(100, 200).map(abs, 4)]
-    node = Dataset.sample_from_datasets(sources, seed=1).node
-    deal = Asked(*(range(i, i + 2) for i in range(0, 200, 2)))
-    assert len(numbers(node.iterate(Context((1,), (0,), deal)))) == 200
-    assert len(begun) == 2
+    mine = numbers(node.iterate(context_of(node, part)))
+    assert mine == numbers(node.iterate(Context((1,))))[8990:]
 
 
 def test_mixtures_without_seed_are_not_alike():
@@ -148,9 +115,9 @@ def test_weights_that_cannot_be_drawn_by(weights):
 def test_an_element_that_cannot_be_made_is_one(calls, no_thread_is_left_behind):
     bad = Dataset.range(9).map(lambda i: 12 // int(i - 4), calls)
     node = Dataset.sample_from_datasets([bad, Dataset.range(100, 109)], seed=2).ignore_errors().node
-    whole = numbers(node.iterate(Context((1,), (0,))))
-    deal = Asked(range(4), range(4, 13), range(13, 18))
-    assert numbers(node.iterate(Context((1,), (0,), deal))) == whole
+    whole = numbers(node.iterate(Context((1,))))
+    deal = Dealt(range(4), range(4, 13), range(13, 18))
+    assert numbers(node.iterate(context_of(node, deal))) == whole
     assert len(whole) == 17
 
 
@@ -158,14 +125,13 @@ def test_an_element_that_cannot_be_made_is_one(calls, no_thread_is_left_behind):
     "make",
     [
         lambda a, b: Dataset.sample_from_datasets([a, b], stop_on_empty_dataset=True),
-        lambda a, b: Dataset.sample_from_datasets([a.repeat(), b]),
         lambda a, b: Dataset.sample_from_datasets([a, b.filter(bool)]),
         lambda a, b: Dataset.choose_from_datasets([a, b], Dataset.range(9).map(lambda i: i % 2)),
     ],
 )
 def test_mixtures_without_numbers_cannot_be_split(make):
     with pytest.raises(UnimplementedError, match="cannot be split between workers"):
-        make(Dataset.range(5), Dataset.range(9)).node.source_indices()
+        make(Dataset.range(5), Dataset.range(9)).node.source_length()
 
 
 @pytest.mark.parametrize("workers", [1, 3])

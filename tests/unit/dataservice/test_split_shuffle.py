@@ -7,52 +7,54 @@ from functools import partial
 import numpy as np
 import pytest
 from _cases.data_readers import MADE, counted, numbers
+from _cases.dealt import all_indices, context_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset import runs
-from dataservice.dataset.context import Context
 from dataservice.dataset.permutation import LISTED, Permutation
-from dataservice.dataset.runs import Chosen
-from dataservice.dataset.source import Whole
 
 MODE = "distributed_epoch"
+
+
+def at(order, places):
+    return np.array([order[place] for place in places], np.int64)
 
 
 @pytest.mark.parametrize("listed", [-1, LISTED])
 @given(st.one_of(st.integers(0, 300), st.integers(65_530, 70_000)), st.integers(0, 99), st.data())
 def test_an_order_has_every_number_once(listed, length, seed, data):
     order = Permutation(length, (seed,), listed)
-    whole = order.at(range(length))
+    whole = at(order, range(length))
     assert np.array_equal(np.sort(whole), np.arange(length))
     start = data.draw(st.integers(0, length))
     step = data.draw(st.integers(1, 5))
     some = range(start, length, step)
-    assert np.array_equal(Permutation(length, (seed,), listed).at(some), whole[start::step])
+    assert np.array_equal(at(Permutation(length, (seed,), listed), some), whole[start::step])
 
 
 @pytest.mark.parametrize("length", [65_537, (1 << 21) + 1, (1 << 40) - 1, 1 << 62])
 def test_large_orders_are_inside_and_without_repetition(length):
-    found = Permutation(length, (1, 2)).at(range(length - 50_000, length))
+    found = at(Permutation(length, (1, 2)), range(length - 50_000, length))
     assert len(np.unique(found)) == 50_000
     assert 0 <= found.min() <= found.max() < length
     # Neighbours are as far from each other as at random: a third of the length on average.
     gaps = np.abs(np.diff(found.astype(np.float64))) / length
     assert abs(gaps.mean() - 1 / 3) < 0.01
-    assert not np.array_equal(found, Permutation(length, (1, 3)).at(range(length - 50_000, length)))
+    other = at(Permutation(length, (1, 3)), range(length - 50_000, length))
+    assert not np.array_equal(found, other)
 
 
 def test_small_orders_are_all_as_likely():
-    found = Counter(tuple(Permutation(4, (seed,)).at(range(4))) for seed in range(24_000))
+    found = Counter(tuple(at(Permutation(4, (seed,)), range(4))) for seed in range(24_000))
     assert len(found) == 24
     assert max(abs(count - 1000) for count in found.values()) < 200  # six deviations
 
 
-def by_index(dataset, passes=(0,), part=()):
+def by_index(dataset, epoch=0, part=()):
     node = dataset.node
-    feed = lambda passes: Whole(node.source_indices())  # noqa: E731
-    return numbers(node.iterate(Context((1,), passes, feed, part=part)))
+    context = context_of(node, all_indices(node), epoch=epoch, part=part)
+    return numbers(node.iterate(context))
 
 
 def test_what_an_order_depends_on():
@@ -62,23 +64,23 @@ def test_what_an_order_depends_on():
         Dataset.range(50).shuffle(50, seed=4, reshuffle_each_iteration=False),
     )
     for dataset in (seeded, without, fixed):
-        assert dataset.node.one_to_one
+        assert dataset.node.indexed_length() == 50
         assert sorted(by_index(dataset)) == list(range(50)) != by_index(dataset)
         # What tells workers from each other must not show.
         assert by_index(dataset, part=(1,)) == by_index(dataset, part=(2,))
-        assert (by_index(dataset) == by_index(dataset, (1,))) == (dataset is fixed)
+        assert (by_index(dataset) == by_index(dataset, 1)) == (dataset is fixed)
 
 
 def test_a_shuffle_of_less_than_all_stays_in_its_part():
     node = Dataset.range(50).shuffle(49).node
-    assert not node.one_to_one
-    assert node.source_indices() == range(50)
+    assert node.indexed_length() is None
+    assert node.source_length() == 50
 
 
 def test_nothing_is_made_before_its_turn():
     MADE.clear()
     node = Dataset.range(1000).map(counted).shuffle(1000).node
-    elements = node.iterate(Context((1,), (0,), lambda passes: Whole(range(1000))))
+    elements = node.iterate(context_of(node, range(1000)))
     first = numbers(itertools.islice(elements, 5))
     assert first == MADE
 
@@ -107,8 +109,7 @@ def test_an_order_for_all_passes_is_in_the_state_unless_it_has_a_seed():
     def make():
         return Dataset.range(20).shuffle(20, reshuffle_each_iteration=False).node
 
-    context = Context((1,), (0,), lambda passes: Whole(range(20)))
-    before, after = make().iterate(context), make().iterate(context)
+    before, after = (node.iterate(context_of(node, range(20))) for node in (make(), make()))
     found = numbers(itertools.islice(before, 10))
     after.set_state(before.get_state())
     assert sorted(found + numbers(after)) == list(range(20))
@@ -116,7 +117,7 @@ def test_an_order_for_all_passes_is_in_the_state_unless_it_has_a_seed():
 
 def test_a_shuffle_for_all_passes_may_be_kept():
     dataset = Dataset.range(20).shuffle(20, 1, reshuffle_each_iteration=False).cache()
-    orders = [by_index(dataset, (number,)) for number in range(2)]
+    orders = [by_index(dataset, number) for number in range(2)]
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == list(range(20))
 
@@ -130,14 +131,21 @@ def test_a_shuffle_for_all_passes_may_be_kept():
         lambda d: d.map(counted).batch(1).map(lambda batch: batch[0]),
     ],
 )
-def test_what_is_kept_does_not_end_the_pass_below(make, monkeypatch):
-    begun = []
-    monkeypatch.setattr(runs, "Chosen", lambda *args: begun.append(1) or Chosen(*args))
-    dataset = make(Dataset.range(500)).cache()
-    list(dataset.node.iterate(Context((1,), (0,), lambda passes: Whole(range(250)))))
+def test_a_shuffle_of_what_is_kept_makes_the_rest(make):
     MADE.clear()
-    begun.clear()
+    dataset = make(Dataset.range(500)).cache()
+    list(dataset.node.iterate(context_of(dataset.node, range(250))))
+    MADE.clear()
     shuffled = dataset.shuffle(500, seed=1)
     assert sorted(by_index(shuffled)) == list(range(500))
     assert sorted(MADE) == list(range(250, 500))
-    assert len(begun) < 8
+
+
+def test_passes_have_the_orders_of_a_repeat():
+    dataset = Dataset.range(30).shuffle(30, seed=3)
+    passes = [numbers(dataset) for _ in range(3)]
+    assert [n for each in passes for n in each] == numbers(dataset.repeat(3))
+    assert passes[0] != passes[1] != passes[2]
+    buffered = Dataset.range(30).shuffle(7, seed=3)
+    passes = [numbers(buffered) for _ in range(3)]
+    assert [n for each in passes for n in each] == numbers(buffered.repeat(3))

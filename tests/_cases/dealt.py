@@ -1,0 +1,48 @@
+"""Contexts of passes over some of the source indices, without a dispatcher."""
+
+from dataservice.dataset.context import Context, Share
+
+
+class Dealt:
+    """Splits of one worker, which must not ask for what a mark has left behind.
+
+    Args:
+        splits: Ranges of indices.
+
+    Attributes:
+        asked: Numbers of the splits that it has asked for, in order.
+        first: No position before it may be asked for.
+    """
+
+    def __init__(self, *splits):
+        self.splits = splits
+        self.start = self.marked = self.first = 0
+        self.asked = []
+
+    def run(self, position):
+        assert position >= self.first, f"index {position} is forgotten; {self.first} is the first"
+        begin = 0
+        for number, split in enumerate(self.splits):
+            if position < begin + len(split):
+                self.take(number)
+                return split[position - begin :]
+            begin += len(split)
+        self.take(len(self.splits))
+        return range(0)
+
+    def take(self, number):
+        self.asked.append(number)
+
+    def mark(self, position):
+        self.marked = position
+
+
+def context_of(node, *splits, epoch=0, part=()):
+    """The context of a pass of one worker, which evaluates some splits: ranges, or one Dealt."""
+    dealt = splits[0] if splits and isinstance(splits[0], Dealt) else Dealt(*splits)
+    return Context((1,), epoch, part=part, share=Share(dealt, node.source_length()))
+
+
+def all_indices(node):
+    """All source indices of a node."""
+    return range(node.source_length())
