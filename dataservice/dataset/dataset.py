@@ -6,7 +6,7 @@ import itertools
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dataservice.dataset import checks, tree
@@ -55,6 +55,7 @@ from dataservice.dataset.zip import Zip
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _STATE_FORMAT = 4
+_STATE_KEY = "dataset_iterator"
 
 
 class Dataset:
@@ -651,7 +652,7 @@ class Dataset:
         return Dataset(RejectionResample(self._node, class_func, target, initial, seed))
 
     def ignore_errors(self, log_warning: bool = False, *, limit: int | None = None) -> Dataset:
-        """Drop the elements whose evaluation raises an Exception.
+        """Drop elements if their evaluation raises an Exception.
 
         Elements that the failing transformation has already read are lost with it: for ``batch``,
         the rows of the batch so far. A source that cannot continue, such as a generator that raised
@@ -1048,6 +1049,11 @@ class Dataset:
 class DatasetIterator(ElementIterator):
     """An iterator over a dataset that can be saved and restored.
 
+    The state has two forms with the same content. :meth:`get_state` and :meth:`set_state` are the
+    names of this library and of Grain, and use bytes. :meth:`state_dict` and
+    :meth:`load_state_dict` are torch's names, and use a dict: torchdata's StatefulDataLoader and
+    torch trainers find them by the names.
+
     Args:
         node: The description of the dataset.
         context: The seed and the number of the iteration.
@@ -1110,6 +1116,38 @@ class DatasetIterator(ElementIterator):
         self._elements.close()
         self._begin(Context(seed, passes), ignored)
         self._elements.set_state(below)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a dict, for :meth:`load_state_dict` of a later iterator.
+
+        Returns:
+            A dict with one value, the result of :meth:`get_state`. ``torch.save`` and
+            ``torch.distributed.checkpoint`` can store it.
+
+        Raises:
+            UnimplementedError: As :meth:`get_state`.
+        """
+        return {_STATE_KEY: self.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue at a saved position.
+
+        Args:
+            state_dict: The result of :meth:`state_dict`. It is unpickled, so load only states that
+                you trust.
+
+        Raises:
+            InvalidArgumentError: The dict was not made by :meth:`state_dict`, or is of another
+                dataset.
+            DataLossError: As :meth:`set_state`.
+            UnimplementedError: As :meth:`get_state`.
+        """
+        if not isinstance(state_dict, Mapping) or set(state_dict) != {_STATE_KEY}:
+            raise InvalidArgumentError(
+                "load_state_dict needs a dict made by state_dict() of an iterator over an equal "
+                f"dataset, not {state_dict!r}"
+            )
+        self.set_state(state_dict[_STATE_KEY])
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
