@@ -9,6 +9,9 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from dataservice.dataset import checks, tree
 from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
 from dataservice.dataset.batch import Batch
@@ -20,7 +23,7 @@ from dataservice.dataset.context import Context
 from dataservice.dataset.counter import Counter
 from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
-from dataservice.dataset.files import Files
+from dataservice.dataset.files import Files, matching_files
 from dataservice.dataset.filter import Filter
 from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.generator import Generator, Indexed
@@ -44,7 +47,7 @@ from dataservice.dataset.several import check_alike
 from dataservice.dataset.shard import Shard
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.skip import Skip
-from dataservice.dataset.spec import Spec, spec_from
+from dataservice.dataset.spec import ArraySpec, Spec, spec_from
 from dataservice.dataset.take import Take
 from dataservice.dataset.take_while import TakeWhile
 from dataservice.dataset.tensor_slices import Tensors, TensorSlices, as_only_row
@@ -66,7 +69,8 @@ class Dataset:
     ``shuffle`` with a seed depends on the number: epochs differ, and a rerun of the script repeats
     them.
 
-    Create datasets by the static methods. Transformations return a new dataset.
+    Create datasets by the static methods. Transformations return a new dataset. Methods accept
+    ``name=``, as in tf.data, and ignore it.
 
     Args:
         node: The description of the sequence.
@@ -79,36 +83,50 @@ class Dataset:
     # Sources
 
     @staticmethod
-    def range(*args: int) -> Dataset:
-        """Return a dataset of whole numbers, as np.int64.
+    def range(*args: int, output_type: DTypeLike = np.int64, name: str | None = None) -> Dataset:
+        """Return a dataset of whole numbers.
 
         Args:
             *args: As for Python's range: ``stop``, or ``start, stop``, or ``start, stop, step``.
+            output_type: The dtype of the elements.
 
         Raises:
-            TypeError: An argument is not a whole number, or there are none or more than three.
-            ValueError: The step is 0, or a number needs more than 64 bits.
+            TypeError: An argument is not a whole number, there are none or more than three, or
+                ``output_type`` is not a dtype of numbers.
+            ValueError: The step is 0, or a number needs more than 64 bits. During the iteration (as
+                InvalidArgumentError): a number does not fit ``output_type``.
         """
         given = range(*args)
-        return Dataset(Range(given.start, given.stop, given.step))
+        node = Range(given.start, given.stop, given.step)
+        return Dataset(_with_dtype("range", "output_type", node, output_type))
 
     @staticmethod
-    def counter(start: int = 0, step: int = 1) -> Dataset:
-        """Return an infinite dataset of whole numbers, as np.int64.
+    def counter(
+        start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None
+    ) -> Dataset:
+        """Return an infinite dataset of whole numbers.
 
         In a data service a single worker counts.
 
         Args:
             start: The first number.
             step: The difference between successive numbers.
+            dtype: The dtype of the elements.
 
         Raises:
-            TypeError: An argument is not a whole number.
+            TypeError: A number is not a whole number, or ``dtype`` is not a dtype of numbers.
+            ValueError: During the iteration (as InvalidArgumentError): a number does not fit
+                ``dtype``.
         """
-        return Dataset(Counter(whole("counter", "start", start), whole("counter", "step", step)))
+        node = Counter(whole("counter", "start", start), whole("counter", "step", step))
+        return Dataset(_with_dtype("counter", "dtype", node, dtype))
 
     @staticmethod
-    def random(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:
+    def random(
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
         """Return an infinite dataset of random whole numbers in [0, 2 ** 32), as np.int64.
 
         In a data service a single worker draws the numbers.
@@ -125,7 +143,7 @@ class Dataset:
         return Dataset(Random.of(seed, bool(rerandomize_each_iteration)))
 
     @staticmethod
-    def from_tensors(tensors: Any) -> Dataset:
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
         """Return a dataset with ``tensors`` as its only element.
 
         Args:
@@ -140,7 +158,7 @@ class Dataset:
         return Dataset(Tensors.of(tree.map_leaves(as_only_row, tree.with_dicts(tensors))))
 
     @staticmethod
-    def from_tensor_slices(tensors: Any) -> Dataset:
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
         """Return a dataset of the rows of arrays.
 
         Args:
@@ -161,6 +179,7 @@ class Dataset:
         generator: Callable[..., Iterable[Any]],
         args: Sequence[Any] = (),
         output_signature: Any = None,
+        name: str | None = None,
     ) -> Dataset:
         """Return a dataset of the elements that a function's iterable yields.
 
@@ -227,7 +246,38 @@ class Dataset:
         return Dataset(Files.of(files, format))
 
     @staticmethod
-    def load(path: str | os.PathLike[str], wait: bool = False) -> Dataset:
+    def list_files(
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return a dataset of the names of files, as absolute paths.
+
+        The files are listed once, by this call.
+
+        Args:
+            file_pattern: A path or pattern (``"part-*.npz"``), or several.
+            shuffle: Whether each iteration has another order. None means True, as in tf.data. With
+                False the names of each pattern are sorted.
+            seed: The seed of the shuffle. With a seed the orders are the same in every run.
+
+        Raises:
+            NotFoundError: A name or pattern matches no file.
+            TypeError: A name is not a path, or the seed is not a whole number.
+            ValueError: The seed is negative.
+        """
+        paths = matching_files("list_files", "file_pattern", file_pattern)
+        seed = whole_or_none("list_files", "seed", seed)
+        node: Node = TensorSlices.of(np.array(paths))
+        if shuffle is None or shuffle:
+            node = Shuffle.of(node, len(paths), seed, reshuffle=True)
+        return Dataset(node)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str], wait: bool = False, *, element_spec: Any = None
+    ) -> Dataset:
         """Return a dataset of the elements of a snapshot by :meth:`save` or ``distributed_save``.
 
         Shards are read in turn, chunk by chunk. A snapshot of one shard keeps its order. The
@@ -239,22 +289,26 @@ class Dataset:
             wait: Whether to read the snapshot while it is being saved, and to wait for the save to
                 begin. A warning is logged after 15 seconds without new elements (MPIDIST_STALL_S if
                 shorter).
+            element_spec: The expected spec of the elements. None means the spec in the snapshot.
 
         Raises:
             DataLossError: The snapshot is damaged. Like the other errors, also during an iteration.
             FailedPreconditionError: The snapshot is not complete, and ``wait`` is False.
+            InvalidArgumentError: During the iteration: an element does not match
+                ``element_spec``.
             NotFoundError: There is no snapshot, and ``wait`` is False.
             OpError: The save has failed. This is the error of the save, or an UnknownError that
                 describes it.
         """
         from dataservice.dataset.load import Load  # imports dataservice.snapshot, a layer above
 
-        return Dataset(Load.of(checks.path("load", "path", path), wait))
+        node: Node = Load.of(checks.path("load", "path", path), wait)
+        return Dataset(node if element_spec is None else Promised(node, spec_from(element_spec)))
 
     # Several datasets
 
     @staticmethod
-    def zip(*args: Any, datasets: Any = None) -> Dataset:
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
         """Return a dataset of tuples with one element of each dataset.
 
         The result ends with the shortest dataset.
@@ -279,6 +333,7 @@ class Dataset:
         weights: Sequence[float] | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
     ) -> Dataset:
         """Return a dataset that draws each element at random from one of several datasets.
 
@@ -291,6 +346,8 @@ class Dataset:
             weights: The relative probability of each dataset. By default all are equal.
             seed: The seed. With a seed the order is the same in every run.
             stop_on_empty_dataset: Whether the first dataset that ends is the end of the result.
+            rerandomize_each_iteration: Whether each iteration draws anew. None means True, unlike
+                in tf.data, where all iterations draw alike by default.
 
         Raises:
             TypeError: An item is not a dataset, a weight is not a number, the seed is not a whole
@@ -300,7 +357,8 @@ class Dataset:
         seed = whole_or_none("sample_from_datasets", "seed", seed)
         nodes = _nodes(datasets)
         check_alike("sample_from_datasets", nodes)
-        return Dataset(Sample.of(nodes, weights, seed, stop_on_empty_dataset))
+        rerandomize = rerandomize_each_iteration is None or rerandomize_each_iteration
+        return Dataset(Sample.of(nodes, weights, seed, stop_on_empty_dataset, rerandomize))
 
     @staticmethod
     def choose_from_datasets(
@@ -329,7 +387,7 @@ class Dataset:
         check_alike("choose_from_datasets", nodes)
         return Dataset(Choose(nodes, stop_on_empty_dataset, choice_dataset.node))
 
-    def concatenate(self, dataset: Dataset) -> Dataset:
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Return the elements of this dataset, followed by those of another dataset.
 
         Args:
@@ -354,6 +412,7 @@ class Dataset:
         processes: bool = False,
         *,
         map_func: Callable[..., Any] | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Apply a function to each element.
 
@@ -385,7 +444,7 @@ class Dataset:
         in_order = deterministic is None or deterministic
         return Dataset(ParallelMap(self._node, function, calls, in_order, processes))
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keep the elements for which a predicate is true.
 
         Args:
@@ -405,6 +464,7 @@ class Dataset:
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Map each element to a dataset, and take elements from several of these in turn.
 
@@ -434,7 +494,7 @@ class Dataset:
         function = _NodeFunction("interleave", "map_func", map_func)
         return Dataset(Interleave(self._node, function, cycle, block, ahead))
 
-    def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
+    def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
         """Map each element to a dataset, and concatenate these.
 
         Args:
@@ -474,7 +534,11 @@ class Dataset:
     # Order and number of elements
 
     def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool = True,
+        name: str | None = None,
     ) -> Dataset:
         """Shuffle the elements: draw each from a buffer of the next ``buffer_size`` elements.
 
@@ -497,7 +561,7 @@ class Dataset:
         seed = whole_or_none("shuffle", "seed", seed)
         return Dataset(Shuffle.of(self._node, size, seed, reshuffle_each_iteration))
 
-    def repeat(self, count: int | None = None) -> Dataset:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """Repeat the dataset.
 
         A dataset without elements ends also under ``repeat()``, for instance behind a ``filter``
@@ -516,7 +580,7 @@ class Dataset:
             raise ValueError(f"repeat needs a count of at least 0, or -1 for ever, not {count}")
         return Dataset(Repeat(self._node, None if count == -1 else count))
 
-    def take(self, count: int) -> Dataset:
+    def take(self, count: int, name: str | None = None) -> Dataset:
         """Return the first ``count`` elements.
 
         Args:
@@ -528,7 +592,7 @@ class Dataset:
         """
         return Dataset(Take(self._node, whole("take", "count", count)))
 
-    def skip(self, count: int) -> Dataset:
+    def skip(self, count: int, name: str | None = None) -> Dataset:
         """Drop the first ``count`` elements.
 
         Args:
@@ -540,7 +604,7 @@ class Dataset:
         """
         return Dataset(Skip(self._node, whole("skip", "count", count)))
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return the elements index, index + num_shards, index + 2 num_shards, ...
 
         Args:
@@ -556,7 +620,7 @@ class Dataset:
         shards, index = whole("shard", "num_shards", num_shards), whole("shard", "index", index)
         return Dataset(Shard(self._node, shards, index))
 
-    def enumerate(self, start: int = 0) -> Dataset:
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Return pairs of a counter, as np.int64, and the element.
 
         Args:
@@ -567,7 +631,7 @@ class Dataset:
         """
         return Dataset(Enumerate(self._node, whole("enumerate", "start", start)))
 
-    def take_while(self, predicate: Callable[..., Any]) -> Dataset:
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Return the elements before the first one for which a predicate is false.
 
         Workers cannot share the source: under ``"distributed_epoch"`` call it after ``distribute``.
@@ -583,7 +647,12 @@ class Dataset:
         check_callable("take_while", "predicate", predicate)
         return Dataset(TakeWhile(self._node, predicate))
 
-    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset:
+    def scan(
+        self,
+        initial_state: Any,
+        scan_func: Callable[[Any, Any], tuple[Any, Any]],
+        name: str | None = None,
+    ) -> Dataset:
         """Transform the elements in order by a function that carries a state.
 
         Workers cannot share the source: under ``"distributed_epoch"`` call it after ``distribute``.
@@ -602,7 +671,7 @@ class Dataset:
         check_callable("scan", "scan_func", scan_func)
         return Dataset(Scan.of(self._node, initial_state, scan_func))
 
-    def unique(self) -> Dataset:
+    def unique(self, name: str | None = None) -> Dataset:
         """Drop elements that are equal to an earlier one.
 
         Elements are equal if their arrays have the same dtypes, shapes and bytes, or the same text.
@@ -621,6 +690,7 @@ class Dataset:
         target_dist: Sequence[float],
         initial_dist: Sequence[float] | None = None,
         seed: int | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Return pairs (class, element) whose classes have a target distribution.
 
@@ -642,16 +712,18 @@ class Dataset:
                 ``initial_dist`` and ``target_dist`` have different lengths. During the iteration
                 (as InvalidArgumentError): a class is not one of these.
         """
-        name = "rejection_resample"
-        check_callable(name, "class_func", class_func)
-        target = tuple(numbers(name, "target_dist", target_dist))
+        method = "rejection_resample"
+        check_callable(method, "class_func", class_func)
+        target = tuple(numbers(method, "target_dist", target_dist))
         initial = None
         if initial_dist is not None:
-            initial = tuple(numbers(name, "initial_dist", initial_dist))
-        seed = whole_or_none(name, "seed", seed)
+            initial = tuple(numbers(method, "initial_dist", initial_dist))
+        seed = whole_or_none(method, "seed", seed)
         return Dataset(RejectionResample(self._node, class_func, target, initial, seed))
 
-    def ignore_errors(self, log_warning: bool = False, *, limit: int | None = None) -> Dataset:
+    def ignore_errors(
+        self, log_warning: bool = False, name: str | None = None, *, limit: int | None = None
+    ) -> Dataset:
         """Drop elements if their evaluation raises an Exception.
 
         Elements that the failing transformation has already read are lost with it: for ``batch``,
@@ -682,6 +754,7 @@ class Dataset:
         drop_remainder: bool = False,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Stack consecutive elements into arrays of shape (batch_size, ...).
 
@@ -712,6 +785,7 @@ class Dataset:
         padded_shapes: Any = None,
         padding_values: Any = None,
         drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Dataset:
         """Stack consecutive elements of different lengths, padded to the longest.
 
@@ -742,7 +816,9 @@ class Dataset:
         padded_shapes: Any = None,
         padding_values: Any = None,
         pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
         drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Dataset:
         """Batch elements of similar length together, padded to the longest.
 
@@ -754,17 +830,23 @@ class Dataset:
             padding_values: See :meth:`padded_batch`.
             pad_to_bucket_boundary: Whether to pad to one below the boundary in place of the
                 longest.
+            no_padding: Whether to stack elements as they are. Those of a batch must have the same
+                shape. ``padded_shapes``, ``padding_values`` and ``pad_to_bucket_boundary`` are
+                ignored then.
             drop_remainder: Whether to drop the elements of buckets that are not full at the end.
 
         Raises:
             TypeError: ``element_length_func`` is not callable, or a number is not a whole number.
-            ValueError: Boundaries do not ascend, or the sizes do not fit them.
+            ValueError: Boundaries do not ascend, or the sizes do not fit them. During the iteration
+                (as InvalidArgumentError): elements of a batch do not fit together, or an element is
+                too long for ``pad_to_bucket_boundary``.
         """
-        name = "bucket_by_sequence_length"
-        length = check_callable(name, "element_length_func", element_length_func)
-        boundaries = wholes(name, "bucket_boundaries", bucket_boundaries)
-        sizes = wholes(name, "bucket_batch_sizes", bucket_batch_sizes)
-        padding, to_boundary = Padding(padded_shapes, padding_values), pad_to_bucket_boundary
+        method = "bucket_by_sequence_length"
+        length = check_callable(method, "element_length_func", element_length_func)
+        boundaries = wholes(method, "bucket_boundaries", bucket_boundaries)
+        sizes = wholes(method, "bucket_batch_sizes", bucket_batch_sizes)
+        padding = None if no_padding else Padding(padded_shapes, padding_values)
+        to_boundary = pad_to_bucket_boundary and not no_padding
         return Dataset(
             Bucket(self._node, length, boundaries, sizes, padding, to_boundary, drop_remainder)
         )
@@ -775,6 +857,7 @@ class Dataset:
         reduce_func: Callable[[Any, Dataset], Dataset],
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Group elements by key, and reduce each full group to a dataset.
 
@@ -795,19 +878,19 @@ class Dataset:
             ValueError: The size is below 1, or both or none are given. During the iteration (as
                 InvalidArgumentError): a key or a size is not a whole number, or a size is below 1.
         """
-        name = "group_by_window"
-        key = check_callable(name, "key_func", key_func)
-        reduce = _NodeFunction(name, "reduce_func", reduce_func)
+        method = "group_by_window"
+        key = check_callable(method, "key_func", key_func)
+        reduce = _NodeFunction(method, "reduce_func", reduce_func)
         if (window_size is None) == (window_size_func is None):
             raise ValueError("group_by_window needs either window_size or window_size_func")
         size = (
-            check_callable(name, "window_size_func", window_size_func)
+            check_callable(method, "window_size_func", window_size_func)
             if window_size is None
-            else whole(name, "window_size", window_size)
+            else whole(method, "window_size", window_size)
         )
         return Dataset(GroupByWindow(self._node, key, reduce, size, Dataset))
 
-    def unbatch(self) -> Dataset:
+    def unbatch(self, name: str | None = None) -> Dataset:
         """Split each element into the rows of its arrays.
 
         Raises:
@@ -816,7 +899,9 @@ class Dataset:
         """
         return Dataset(Unbatch(self._node))
 
-    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
+    def rebatch(
+        self, batch_size: int, drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
         """Change the batch size of a dataset of batches.
 
         The result is that of ``unbatch().batch(batch_size, drop_remainder)``, computed faster.
@@ -836,7 +921,12 @@ class Dataset:
         return Dataset(Rebatch(self._node, size, drop_remainder))
 
     def window(
-        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Dataset:
         """Return windows of the sequence, each as a dataset.
 
@@ -859,7 +949,7 @@ class Dataset:
 
     # Performance
 
-    def prefetch(self, buffer_size: int) -> Dataset:
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
         """Compute up to ``buffer_size`` elements ahead in a thread.
 
         Args:
@@ -895,7 +985,7 @@ class Dataset:
         size = whole("prefetch_to_device", "buffer_size", buffer_size)
         return Dataset(PrefetchToDevice(self._node, device_number(device), size))
 
-    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset:
+    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
         """Keep the elements of the first complete iteration for later ones.
 
         Elements kept in memory are returned as read-only views, so that no iteration changes those
@@ -930,7 +1020,12 @@ class Dataset:
         """
         return _NumpyIterator(self._node, self._next_context())
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(
+        self,
+        initial_state: Any,
+        reduce_func: Callable[[Any, Any], Any],
+        name: str | None = None,
+    ) -> Any:
         """Reduce the elements of an iteration to a single value.
 
         Args:
@@ -951,7 +1046,7 @@ class Dataset:
                 state = tree.to_numpy(call(reduce_func, (state, element), "reduce"))
         return state
 
-    def get_single_element(self) -> Any:
+    def get_single_element(self, name: str | None = None) -> Any:
         """Return the only element.
 
         Raises:
@@ -1212,6 +1307,17 @@ class _NodeFunction:
                 "Dataset"
             )
         return dataset.node
+
+
+def _with_dtype(method: str, argument: str, node: Node, dtype: DTypeLike) -> Node:
+    """Convert the numbers of a source of np.int64."""
+    # TensorFlow's dtypes have NumPy's. None, which NumPy takes for float64, is a mistake.
+    wanted = np.dtype(object if dtype is None else getattr(dtype, "as_numpy_dtype", dtype))
+    if wanted.kind not in "iufc":
+        raise TypeError(f"{method} needs a dtype of numbers as {argument}, not {dtype!r}")
+    if wanted == np.int64:
+        return node
+    return Promised(node, ArraySpec((), wanted), converts=True)
 
 
 def _nodes(datasets: Any) -> tuple[Node, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any
 from zlib import crc32
@@ -63,10 +64,13 @@ class Sample(_Mix):
     Attributes:
         weights: How likely each is, compared with the others.
         seed: Fixes the order of each pass; None differs from run to run.
+        rerandomize: Whether each pass has draws of its own.
     """
 
     weights: tuple[float, ...]
     seed: int | None
+    rerandomize: bool = True
+    _fixed: int = field(repr=False, compare=False, default=0)
 
     @classmethod
     def of(
@@ -75,6 +79,7 @@ class Sample(_Mix):
         weights: Sequence[float] | None,
         seed: int | None,
         stop_on_empty: bool,
+        rerandomize: bool = True,
     ) -> Sample:
         """Local. Check the arguments.
 
@@ -94,7 +99,9 @@ class Sample(_Mix):
                 f"weights must be {len(parents)} numbers of at least 0, one for each dataset, "
                 f"with a positive and finite sum, not {weights!r}"
             )
-        return cls(parents, stop_on_empty, tuple(given), seed)
+        # Passes that must agree without a seed need one that belongs to the description.
+        fixed = secrets.randbits(63)
+        return cls(parents, stop_on_empty, tuple(given), seed, rerandomize, fixed)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -112,7 +119,10 @@ class Sample(_Mix):
         """Local. See :class:`Node`."""
         # Of the description as text, so that all processes draw the same.
         own = (*context.seed, crc32(self.summary().encode()))
-        entropy = (*(own if self.seed is None else (self.seed,)), *context.passes)
+        if self.rerandomize:
+            entropy = (*(own if self.seed is None else (self.seed,)), *context.passes)
+        else:
+            entropy = (self._fixed if self.seed is None else self.seed,)
         if context.feed is None:
             # Copies of a worker each are not the same.
             own = context.part if self.seed is None else ()
@@ -150,7 +160,8 @@ class Sample(_Mix):
 
     def further(self) -> list[str]:
         """Local. See :class:`SeveralNode`."""
-        return [f"weights={self.weights}", f"seed={self.seed}"]
+        shown = [f"weights={self.weights}", f"seed={self.seed}"]
+        return shown if self.rerandomize else [*shown, "rerandomize=False"]
 
 
 class _MixIterator(SeveralIterator):

@@ -37,6 +37,11 @@ class Promised(UnaryNode):
         """Local. See :class:`Node`."""
         return True
 
+    @property
+    def one_to_one(self) -> bool:
+        """Return whether element i depends on source index i alone, in order."""
+        return self.parent.one_to_one
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return PromisedIterator(self, self.parent.iterate(context))
