@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import os
 import pickle
@@ -33,6 +35,7 @@ from dataservice.dataset.interleave import Interleave
 from dataservice.dataset.map import Map
 from dataservice.dataset.mix import Choose, Sample
 from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.options import Options, with_options_applied
 from dataservice.dataset.padded_batch import PaddedBatch, Padding
 from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
@@ -74,10 +77,12 @@ class Dataset:
 
     Args:
         node: The description of the sequence.
+        options: Its options; see :meth:`with_options`.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
+        self._options = Options() if options is None else options
         self._passes = itertools.count()
 
     # Sources
@@ -325,7 +330,9 @@ class Dataset:
         structure: Any = args[0] if len(args) == 1 else args
         if datasets is not None:
             structure = checks.only_one("zip", args=args or None, datasets=datasets)
-        return Dataset(Zip(_nodes(tree.flatten(structure)), tree.structure(structure)))
+        given = _checked(tree.flatten(structure))
+        node = Zip(_nodes(given), tree.structure(structure))
+        return Dataset(node, _merged_options(given))
 
     @staticmethod
     def sample_from_datasets(
@@ -355,10 +362,12 @@ class Dataset:
             ValueError: There is no dataset, or the weights do not fit the datasets.
         """
         seed = whole_or_none("sample_from_datasets", "seed", seed)
-        nodes = _nodes(datasets)
+        given = _checked(datasets)
+        nodes = _nodes(given)
         check_alike("sample_from_datasets", nodes)
         rerandomize = rerandomize_each_iteration is None or rerandomize_each_iteration
-        return Dataset(Sample.of(nodes, weights, seed, stop_on_empty_dataset, rerandomize))
+        node = Sample.of(nodes, weights, seed, stop_on_empty_dataset, rerandomize)
+        return Dataset(node, _merged_options(given))
 
     @staticmethod
     def choose_from_datasets(
@@ -383,9 +392,11 @@ class Dataset:
             raise TypeError(
                 f"choose_from_datasets needs a Dataset as choice_dataset, not {choice_dataset!r}"
             )
-        nodes = _nodes(datasets)
+        given = _checked(datasets)
+        nodes = _nodes(given)
         check_alike("choose_from_datasets", nodes)
-        return Dataset(Choose(nodes, stop_on_empty_dataset, choice_dataset.node))
+        node = Choose(nodes, stop_on_empty_dataset, choice_dataset._node)
+        return Dataset(node, _merged_options([*given, choice_dataset]))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """Return the elements of this dataset, followed by those of another dataset.
@@ -400,7 +411,8 @@ class Dataset:
         if not isinstance(dataset, Dataset):
             raise TypeError(f"concatenate needs a Dataset as dataset, not {dataset!r}")
         check_alike("concatenate", (self._node, dataset._node))
-        return Dataset(Concatenate((self._node, dataset._node)))
+        node = Concatenate((self._node, dataset._node))
+        return Dataset(node, _merged_options([self, dataset]))
 
     # Functions of an element
 
@@ -408,7 +420,7 @@ class Dataset:
         self,
         function: Callable[..., Any] | None = None,
         num_parallel_calls: int | None = None,
-        deterministic: bool | None = True,
+        deterministic: bool | None = None,
         processes: bool = False,
         *,
         map_func: Callable[..., Any] | None = None,
@@ -421,9 +433,10 @@ class Dataset:
                 Numbers, strings, lists and memoryviews in its result become NumPy's.
             num_parallel_calls: The number of calls that run at once, in threads. AUTOTUNE means the
                 number of usable cores. By default the consuming thread calls the function.
-            deterministic: Whether elements keep their order. None means True. With False the
-                results come in the order in which they are ready, except on workers of a data
-                service, where the order is kept so that another worker can take over.
+            deterministic: Whether elements keep their order. None means True, unless
+                :meth:`with_options` says otherwise. With False the results come in the order in
+                which they are ready, except on workers of a data service, where the order is kept
+                so that another worker can take over.
             processes: Whether to run the function in processes in place of threads, for functions
                 that hold Python's global interpreter lock. They receive the function by
                 cloudpickle, and share no memory.
@@ -440,9 +453,9 @@ class Dataset:
         if calls is None:
             if processes:
                 raise ValueError("map needs num_parallel_calls, the number of its processes")
-            return Dataset(Map(self._node, function))
-        in_order = deterministic is None or deterministic
-        return Dataset(ParallelMap(self._node, function, calls, in_order, processes))
+            return self._derived(Map(self._node, function))
+        in_order = None if deterministic is None else bool(deterministic)
+        return self._derived(ParallelMap(self._node, function, calls, in_order, processes))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keep the elements for which a predicate is true.
@@ -455,7 +468,7 @@ class Dataset:
             ValueError: During the iteration (as InvalidArgumentError): the predicate returns
                 neither a bool nor a whole number.
         """
-        return Dataset(Filter(self._node, check_callable("filter", "predicate", predicate)))
+        return self._derived(Filter(self._node, check_callable("filter", "predicate", predicate)))
 
     def interleave(
         self,
@@ -492,7 +505,7 @@ class Dataset:
             )
         ahead = cycle if calls == AUTOTUNE else calls or 0
         function = _NodeFunction("interleave", "map_func", map_func)
-        return Dataset(Interleave(self._node, function, cycle, block, ahead))
+        return self._derived(Interleave(self._node, function, cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
         """Map each element to a dataset, and concatenate these.
@@ -504,7 +517,7 @@ class Dataset:
             TypeError: ``map_func`` is not callable.
         """
         function = _NodeFunction("flat_map", "map_func", map_func)
-        return Dataset(Interleave(self._node, function, 1, 1))
+        return self._derived(Interleave(self._node, function, 1, 1))
 
     def apply(
         self,
@@ -559,7 +572,7 @@ class Dataset:
         """
         size = whole("shuffle", "buffer_size", buffer_size)
         seed = whole_or_none("shuffle", "seed", seed)
-        return Dataset(Shuffle.of(self._node, size, seed, reshuffle_each_iteration))
+        return self._derived(Shuffle.of(self._node, size, seed, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """Repeat the dataset.
@@ -578,7 +591,7 @@ class Dataset:
         count = whole_or_none("repeat", "count", count)
         if count is not None and count < -1:
             raise ValueError(f"repeat needs a count of at least 0, or -1 for ever, not {count}")
-        return Dataset(Repeat(self._node, None if count == -1 else count))
+        return self._derived(Repeat(self._node, None if count == -1 else count))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Return the first ``count`` elements.
@@ -590,7 +603,7 @@ class Dataset:
             TypeError: The count is not a whole number.
             ValueError: The count is below -1.
         """
-        return Dataset(Take(self._node, whole("take", "count", count)))
+        return self._derived(Take(self._node, whole("take", "count", count)))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """Drop the first ``count`` elements.
@@ -602,7 +615,7 @@ class Dataset:
             TypeError: The count is not a whole number.
             ValueError: The count is below -1.
         """
-        return Dataset(Skip(self._node, whole("skip", "count", count)))
+        return self._derived(Skip(self._node, whole("skip", "count", count)))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return the elements index, index + num_shards, index + 2 num_shards, ...
@@ -618,7 +631,7 @@ class Dataset:
                 SHARD_HINT outside a data service: FailedPreconditionError.
         """
         shards, index = whole("shard", "num_shards", num_shards), whole("shard", "index", index)
-        return Dataset(Shard(self._node, shards, index))
+        return self._derived(Shard(self._node, shards, index))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Return pairs of a counter, as np.int64, and the element.
@@ -629,7 +642,7 @@ class Dataset:
         Raises:
             TypeError: ``start`` is not a whole number.
         """
-        return Dataset(Enumerate(self._node, whole("enumerate", "start", start)))
+        return self._derived(Enumerate(self._node, whole("enumerate", "start", start)))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Return the elements before the first one for which a predicate is false.
@@ -645,7 +658,7 @@ class Dataset:
                 neither a bool nor a whole number.
         """
         check_callable("take_while", "predicate", predicate)
-        return Dataset(TakeWhile(self._node, predicate))
+        return self._derived(TakeWhile(self._node, predicate))
 
     def scan(
         self,
@@ -669,7 +682,7 @@ class Dataset:
                 a pair, or returns None as the element.
         """
         check_callable("scan", "scan_func", scan_func)
-        return Dataset(Scan.of(self._node, initial_state, scan_func))
+        return self._derived(Scan.of(self._node, initial_state, scan_func))
 
     def unique(self, name: str | None = None) -> Dataset:
         """Drop elements that are equal to an earlier one.
@@ -682,7 +695,7 @@ class Dataset:
             ValueError: During the iteration (as InvalidArgumentError): an element contains an
                 object other than arrays, numbers and text.
         """
-        return Dataset(Unique(self._node))
+        return self._derived(Unique(self._node))
 
     def rejection_resample(
         self,
@@ -719,7 +732,7 @@ class Dataset:
         if initial_dist is not None:
             initial = tuple(numbers(method, "initial_dist", initial_dist))
         seed = whole_or_none(method, "seed", seed)
-        return Dataset(RejectionResample(self._node, class_func, target, initial, seed))
+        return self._derived(RejectionResample(self._node, class_func, target, initial, seed))
 
     def ignore_errors(
         self, log_warning: bool = False, name: str | None = None, *, limit: int | None = None
@@ -744,7 +757,7 @@ class Dataset:
             ValueError: The limit is negative.
         """
         limit = whole_or_none("ignore_errors", "limit", limit)
-        return Dataset(IgnoreErrors(self._node, log_warning, limit))
+        return self._derived(IgnoreErrors(self._node, log_warning, limit))
 
     # Batches and groups
 
@@ -777,7 +790,7 @@ class Dataset:
         """
         size = whole("batch", "batch_size", batch_size)
         whole_or_none("batch", "num_parallel_calls", num_parallel_calls)
-        return Dataset(Batch(self._node, size, drop_remainder))
+        return self._derived(Batch(self._node, size, drop_remainder))
 
     def padded_batch(
         self,
@@ -806,7 +819,7 @@ class Dataset:
         """
         size = whole("padded_batch", "batch_size", batch_size)
         padding = Padding(padded_shapes, padding_values)
-        return Dataset(PaddedBatch(self._node, size, padding, drop_remainder))
+        return self._derived(PaddedBatch(self._node, size, padding, drop_remainder))
 
     def bucket_by_sequence_length(
         self,
@@ -847,7 +860,7 @@ class Dataset:
         sizes = wholes(method, "bucket_batch_sizes", bucket_batch_sizes)
         padding = None if no_padding else Padding(padded_shapes, padding_values)
         to_boundary = pad_to_bucket_boundary and not no_padding
-        return Dataset(
+        return self._derived(
             Bucket(self._node, length, boundaries, sizes, padding, to_boundary, drop_remainder)
         )
 
@@ -888,7 +901,7 @@ class Dataset:
             if window_size is None
             else whole(method, "window_size", window_size)
         )
-        return Dataset(GroupByWindow(self._node, key, reduce, size, Dataset))
+        return self._derived(GroupByWindow(self._node, key, reduce, size, Dataset))
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Split each element into the rows of its arrays.
@@ -897,7 +910,7 @@ class Dataset:
             ValueError: During the iteration (as InvalidArgumentError): arrays of an element have no
                 rows, or different numbers of rows.
         """
-        return Dataset(Unbatch(self._node))
+        return self._derived(Unbatch(self._node))
 
     def rebatch(
         self, batch_size: int, drop_remainder: bool = False, name: str | None = None
@@ -918,7 +931,7 @@ class Dataset:
                 differ in structure, shape or dtype.
         """
         size = whole("rebatch", "batch_size", batch_size)
-        return Dataset(Rebatch(self._node, size, drop_remainder))
+        return self._derived(Rebatch(self._node, size, drop_remainder))
 
     def window(
         self,
@@ -945,7 +958,7 @@ class Dataset:
         size = whole("window", "size", size)
         shift = size if shift is None else whole("window", "shift", shift)
         stride = whole("window", "stride", stride)
-        return Dataset(Window(self._node, size, shift, stride, drop_remainder, Dataset))
+        return self._derived(Window(self._node, size, shift, stride, drop_remainder, Dataset))
 
     # Performance
 
@@ -960,7 +973,7 @@ class Dataset:
             ValueError: The size is below 1.
         """
         size = whole("prefetch", "buffer_size", buffer_size)
-        return Dataset(Prefetch(self._node, AHEAD if size == AUTOTUNE else size))
+        return self._derived(Prefetch(self._node, AHEAD if size == AUTOTUNE else size))
 
     def prefetch_to_device(self, device: int | str = 0, buffer_size: int = 2) -> Dataset:
         """Copy elements to a GPU, up to ``buffer_size`` of them ahead of their use.
@@ -983,7 +996,7 @@ class Dataset:
                 iteration, if there is no such GPU. FailedPreconditionError if CuPy can use none.
         """
         size = whole("prefetch_to_device", "buffer_size", buffer_size)
-        return Dataset(PrefetchToDevice(self._node, device_number(device), size))
+        return self._derived(PrefetchToDevice(self._node, device_number(device), size))
 
     def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
         """Keep the elements of the first complete iteration for later ones.
@@ -1005,12 +1018,35 @@ class Dataset:
         """
         file = checks.path("cache", "filename", filename)
         # Workers may run in another folder, and must open the same file.
-        return Dataset(Cache(self._node, os.path.abspath(file) if file else ""))
+        return self._derived(Cache(self._node, os.path.abspath(file) if file else ""))
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """Return the dataset with options.
+
+        The options apply to the whole dataset: to its transformations so far, and to those that
+        follow. Options of combined datasets are merged. An option that is set again takes the later
+        value. Options do not apply to the datasets that functions of ``interleave``, ``flat_map``
+        and ``group_by_window`` return, nor to transformations before ``distribute`` if they are set
+        after it.
+
+        Args:
+            options: The options. They are copied.
+
+        Raises:
+            TypeError: ``options`` is not an :class:`Options`.
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options needs Options as options, not {options!r}")
+        return Dataset(self._node, self._options.merge(options))
+
+    def options(self) -> Options:
+        """Return a copy of the options of the dataset and of the datasets it was made of."""
+        return copy.deepcopy(self._options)
 
     # Elements
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self._node, self._next_context())
+        return DatasetIterator(self.node, self._next_context())
 
     def as_numpy_iterator(self) -> DatasetIterator:
         """Return an iterator whose leaves are all NumPy scalars and arrays.
@@ -1018,7 +1054,7 @@ class Dataset:
         Raises:
             TypeError: During the iteration: a leaf is neither NumPy's nor has ``__array__``.
         """
-        return _NumpyIterator(self._node, self._next_context())
+        return _NumpyIterator(self.node, self._next_context())
 
     def reduce(
         self,
@@ -1083,10 +1119,10 @@ class Dataset:
 
     # Properties
 
-    @property
+    @functools.cached_property
     def node(self) -> Node:
-        """The description of the sequence."""
-        return self._node
+        """The description of the sequence, with the options applied."""
+        return with_options_applied(self._node, self._options)
 
     @property
     def element_spec(self) -> Spec:
@@ -1099,7 +1135,7 @@ class Dataset:
             ValueError: There is no element, or (as InvalidArgumentError) datasets whose elements
                 follow each other differ in structure, dtype or number of dimensions.
         """
-        return self._node.element_spec()
+        return self.node.element_spec()
 
     @property
     def distributed(self) -> bool:
@@ -1132,10 +1168,13 @@ class Dataset:
         return True
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._node.summary()}>"
+        return f"<Dataset {self.node.summary()}>"
 
-    def __reduce__(self) -> tuple[type[Dataset], tuple[Node]]:
-        return Dataset, (self._node,)
+    def __reduce__(self) -> tuple[type[Dataset], tuple[Node, Options]]:
+        return Dataset, (self._node, self._options)
+
+    def _derived(self, node: Node) -> Dataset:
+        return Dataset(node, self._options)
 
     def _next_context(self) -> Context:
         return Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
@@ -1320,7 +1359,7 @@ def _with_dtype(method: str, argument: str, node: Node, dtype: DTypeLike) -> Nod
     return Promised(node, ArraySpec((), wanted), converts=True)
 
 
-def _nodes(datasets: Any) -> tuple[Node, ...]:
+def _checked(datasets: Any) -> list[Dataset]:
     if isinstance(datasets, Dataset) or not isinstance(datasets, Iterable):
         raise TypeError(f"a list of datasets is needed, not {datasets!r}")
     given = list(datasets)
@@ -1329,4 +1368,12 @@ def _nodes(datasets: Any) -> tuple[Node, ...]:
         raise TypeError(f"datasets are needed, not {wrong[0]!r}")
     if not given:
         raise ValueError("at least one dataset is needed")
-    return tuple(one.node for one in given)
+    return given
+
+
+def _nodes(datasets: Iterable[Dataset]) -> tuple[Node, ...]:
+    return tuple(one._node for one in datasets)
+
+
+def _merged_options(datasets: Iterable[Dataset]) -> Options:
+    return functools.reduce(Options.merge, (one._options for one in datasets), Options())

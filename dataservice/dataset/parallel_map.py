@@ -33,13 +33,14 @@ class ParallelMap(Map):
         function: The function.
         calls: How many at once; AUTOTUNE: as there are cores where the pass is.
         deterministic: Whether elements stay in their order; otherwise who is ready goes first.
+            None, which :class:`Options` may replace, means True.
         processes: Whether the function runs in processes in place of threads.
     """
 
     parent: Node
     function: Callable[..., Any]
     calls: int
-    deterministic: bool
+    deterministic: bool | None
     processes: bool
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class ParallelMap(Map):
     @property
     def one_to_one(self) -> bool:
         """Local. See :class:`Node`."""
-        return self.deterministic and super().one_to_one
+        return self.deterministic is not False and super().one_to_one
 
     def sample(self) -> Node:
         """Return a node that computes its first element alone; see :class:`Node`."""
@@ -70,7 +71,7 @@ class ParallelMapIterator(UnaryIterator):
     def __init__(self, node: ParallelMap, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
         self._scope = context.scope or Scope()
-        self._in_order = node.deterministic or context.numbered
+        self._in_order = node.deterministic is not False or context.numbered
         self._pending: deque[_Call] = deque()
         self._ended = False
         self._calls = usable_cores() if node.calls == AUTOTUNE else node.calls
@@ -182,7 +183,7 @@ class _Workers:
         self._calls = calls
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Those that have ended, where the first to end goes first, and the lock of who waits.
-        self._ended: deque[_Call] | None = None if node.deterministic else deque()
+        self._ended: deque[_Call] | None = None if node.deterministic is not False else deque()
         self._bells: deque[threading.Lock] = deque()
         self._started = 0
         self._closed = False
