@@ -27,6 +27,7 @@ from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
 from dataservice.dataset.files import Files, matching_files
 from dataservice.dataset.filter import Filter
+from dataservice.dataset.fingerprint import fingerprint
 from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.generator import Generator, Indexed
 from dataservice.dataset.group_by_window import GroupByWindow
@@ -1153,6 +1154,20 @@ class Dataset:
         in its own thread.
         """
         return self._node.on_device
+
+    def fingerprint(self) -> np.uint64:
+        """Return a hash of the dataset: of its operations, functions, constants and arrays.
+
+        Datasets with equal fingerprints have equal elements, if their functions and files give the
+        same again. The reverse does not hold: datasets with equal elements may have other
+        fingerprints. The fingerprint is the same in every process that runs the same script with
+        the same version of Python. Names and options of the operations are part of it, the contents
+        of files are not.
+
+        Raises:
+            TypeError: The dataset refers to an object that cannot be pickled, such as an open file.
+        """
+        return np.uint64(fingerprint(self.node))
 
     def cardinality(self) -> int:
         """Return the number of elements, -1 if it is infinite, or -2 if it is unknown."""
