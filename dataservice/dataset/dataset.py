@@ -63,6 +63,7 @@ from mpidist.errors import DataLossError, InvalidArgumentError
 
 _STATE_FORMAT = 4
 _STATE_KEY = "dataset_iterator"
+_CHECKPOINT_ARGS = ("checkpoint_interval", "directory", "max_to_keep", "step_counter")
 
 
 class Dataset:
@@ -282,7 +283,11 @@ class Dataset:
 
     @staticmethod
     def load(
-        path: str | os.PathLike[str], wait: bool = False, *, element_spec: Any = None
+        path: str | os.PathLike[str],
+        wait: bool = False,
+        *,
+        element_spec: Any = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
     ) -> Dataset:
         """Return a dataset of the elements of a snapshot by :meth:`save` or ``distributed_save``.
 
@@ -296,6 +301,10 @@ class Dataset:
                 begin. A warning is logged after 15 seconds without new elements (MPIDIST_STALL_S if
                 shorter).
             element_spec: The expected spec of the elements. None means the spec in the snapshot.
+            reader_func: Decides the order in which shards are read. It is called once with a
+                dataset of datasets, one for each shard, and returns a dataset of elements, for
+                example ``lambda shards: shards.shuffle(8).interleave(lambda shard: shard)``. It
+                needs a complete snapshot.
 
         Raises:
             DataLossError: The snapshot is damaged. Like the other errors, also during an iteration.
@@ -305,11 +314,25 @@ class Dataset:
             NotFoundError: There is no snapshot, and ``wait`` is False.
             OpError: The save has failed. This is the error of the save, or an UnknownError that
                 describes it.
+            TypeError: ``reader_func`` is not callable, or does not return a Dataset.
+            ValueError: ``reader_func`` is given together with ``wait=True``.
         """
         from dataservice.dataset.load import Load  # imports dataservice.snapshot, a layer above
 
-        node: Node = Load.of(checks.path("load", "path", path), wait)
-        return Dataset(node if element_spec is None else Promised(node, spec_from(element_spec)))
+        if reader_func is not None and wait:
+            raise ValueError(
+                "load takes either reader_func or wait=True: the shards are known when the save "
+                "has ended"
+            )
+        found = Load.of(checks.path("load", "path", path), wait)
+        nodes: list[Node] = [found] if reader_func is None else [*found.shards()]
+        if element_spec is not None:
+            spec = spec_from(element_spec)
+            nodes = [Promised(node, spec) for node in nodes]
+        if reader_func is None:
+            return Dataset(nodes[0])
+        shards = Dataset(Indexed([Dataset(node) for node in nodes]))
+        return Dataset(_NodeFunction("load", "reader_func", reader_func)(shards))
 
     # Several datasets
 
@@ -1099,24 +1122,58 @@ class Dataset:
             )
         return found[0]
 
-    def save(self, path: str | os.PathLike[str], num_shards: int = 1) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        num_shards: int | None = None,
+        *,
+        shard_func: Callable[..., Any] | None = None,
+        checkpoint_args: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write the elements of an iteration to disk, for :meth:`load`. Return at the end.
 
+        With ``checkpoint_args`` an interrupted save is resumed by the same call, also in a new
+        process: elements that were committed are not written again. For example,
+        ``dataset.save(path, checkpoint_args={"checkpoint_interval": 10_000})``.
+
         Args:
-            path: The folder. It is created, or must be empty.
-            num_shards: The number of streams of files. Element i goes to stream i modulo
-                num_shards.
+            path: The folder. It is created, or must be empty. With ``checkpoint_args`` it may
+                contain an unfinished save of the same dataset. If that one still runs, it fails.
+            num_shards: The number of shards. None means one, or with ``shard_func`` one for each
+                number that the function returns.
+            shard_func: Called with the element, or with the members of a tuple as its arguments. It
+                returns the shard of the element: a whole number, which must be in [0, num_shards)
+                if ``num_shards`` is given. By default element i goes to shard i modulo num_shards.
+            checkpoint_args: A dict with ``checkpoint_interval``, the number of elements between two
+                checkpoints. Without it there is one whenever 256 MiB have been written. Each
+                checkpoint begins a new file in each shard. A resumed save computes the elements of
+                up to two intervals again. TensorFlow's other keys ``directory``, ``max_to_keep``
+                and ``step_counter`` are ignored, because the snapshot holds its only checkpoint.
 
         Raises:
             AlreadyExistsError: The folder contains a snapshot, complete or not, or other files.
-            FailedPreconditionError: The folder cannot be written.
-            TypeError: The number of shards is not a whole number.
-            ValueError: The number of shards is below 1.
-            Exception: Any error of a function of the dataset. :meth:`load` reports it, too.
+            FailedPreconditionError: The folder cannot be written, or the unfinished save in it has
+                no checkpoints.
+            InvalidArgumentError: ``shard_func`` does not return the number of a shard, or the
+                unfinished save in the folder is of another dataset.
+            TypeError: An argument has the wrong type.
+            UnimplementedError: With ``checkpoint_args``: a source of the dataset has no position.
+            ValueError: The number of shards is below 1, or ``checkpoint_args`` has unknown keys or
+                an interval below 1.
+            Exception: Any error of a function of the dataset. :meth:`load` reports it, too, unless
+                the save can be resumed.
         """
-        from dataservice.snapshot.local import save  # a layer above
+        from dataservice.snapshot.local import save, save_with_checkpoints  # a layer above
 
-        save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
+        folder = checks.path("save", "path", path)
+        shards = whole_or_none("save", "num_shards", num_shards)
+        if shard_func is not None:
+            check_callable("save", "shard_func", shard_func)
+        if checkpoint_args is None:
+            save(self, folder, shards, shard_func)
+        else:
+            interval = _checkpoint_interval(checkpoint_args)
+            save_with_checkpoints(self, folder, shards, shard_func, interval)
 
     # Properties
 
@@ -1361,6 +1418,21 @@ class _NodeFunction:
                 "Dataset"
             )
         return dataset.node
+
+
+def _checkpoint_interval(arguments: Mapping[str, Any]) -> int | None:
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"save needs a dict as checkpoint_args, not {arguments!r}")
+    unknown = sorted(set(arguments) - set(_CHECKPOINT_ARGS), key=repr)
+    if unknown:
+        raise ValueError(
+            f"checkpoint_args of save has no key {unknown[0]!r}: the keys are "
+            f"{', '.join(_CHECKPOINT_ARGS)}"
+        )
+    interval = whole_or_none("save", "checkpoint_interval", arguments.get("checkpoint_interval"))
+    if interval is not None and interval < 1:
+        raise ValueError(f"save needs a checkpoint_interval of at least 1, not {interval}")
+    return interval
 
 
 def _with_dtype(method: str, argument: str, node: Node, dtype: DTypeLike) -> Node:
