@@ -1257,8 +1257,9 @@ class DatasetIterator(ElementIterator):
 
     The state has two forms with the same content. :meth:`get_state` and :meth:`set_state` are the
     names of this library and of Grain, and use bytes. :meth:`state_dict` and
-    :meth:`load_state_dict` are torch's names, and use a dict: torchdata's StatefulDataLoader and
-    torch trainers find them by the names.
+    :meth:`load_state_dict` are torch's names, and use a dict: torch trainers and torchdata's
+    StatefulDataLoader find them by the names. Give that one a torch IterableDataset with an
+    ``__iter__`` that returns ``iter(dataset)``.
 
     Args:
         node: The description of the dataset.

@@ -109,6 +109,8 @@ class _Hashes:
             (name, member)
             for name, value in sorted(vars(cls).items())
             for member in _plain_members(value)
+            # Python adds constants of its own, such as the number of the first line.
+            if type(member) is types.FunctionType or not name.startswith("__")
         ]
         return _hash("class", *parts, *map(self.of, [*members, cls.__bases__]))
 
