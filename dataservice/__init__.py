@@ -8,7 +8,7 @@ from dataservice.client import (
     register_dataset,
 )
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
-from dataservice.dataset import AUTOTUNE, SHARD_HINT, ArraySpec, Dataset
+from dataservice.dataset import AUTOTUNE, SHARD_HINT, ArraySpec, Dataset, Options
 from dataservice.server import DispatchServer, WorkerServer
 from dataservice.status import ServiceStatus, service_status
 
@@ -19,6 +19,7 @@ __all__ = [
     "Dataset",
     "DispatchServer",
     "DispatcherConfig",
+    "Options",
     "SHARD_HINT",
     "ServiceStatus",
     "ShardingPolicy",

@@ -3,6 +3,7 @@
 from dataservice.dataset.autotune import AUTOTUNE
 from dataservice.dataset.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from dataservice.dataset.options import Options
 from dataservice.dataset.shard import SHARD_HINT
 from dataservice.dataset.spec import ArraySpec
 
@@ -13,4 +14,5 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "ArraySpec",
     "Dataset",
+    "Options",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,18 @@ class Batch(BatchNode):
     def stack(self) -> Stack:
         """Local. See :class:`BatchNode`."""
         return _Stack(self.batch_size)
+
+
+def stack(elements: Sequence[Any]) -> Any:
+    """Return a batch of elements.
+
+    Raises:
+        InvalidArgumentError: Elements differ in structure, shape or dtype.
+    """
+    rows = _Stack(len(elements))
+    for element in elements:
+        rows.append(element)
+    return rows.result()
 
 
 class _Stack:

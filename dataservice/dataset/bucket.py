@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.batch import stack
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.node import (
@@ -18,7 +19,7 @@ from dataservice.dataset.node import (
     UnaryNode,
 )
 from dataservice.dataset.padded_batch import Padding
-from dataservice.dataset.spec import Spec, ragged
+from dataservice.dataset.spec import Spec, ragged, stacked
 from mpidist.errors import InvalidArgumentError
 
 
@@ -31,7 +32,7 @@ class Bucket(UnaryNode):
         length: Says how long an element is.
         boundaries: Bucket i takes lengths from boundary i - 1 on and below boundary i.
         sizes: Elements in a batch of each bucket; one more than there are boundaries.
-        padding: How batches are filled up.
+        padding: How batches are filled up; None stacks elements as they are.
         to_boundary: Whether to fill up to one below the bucket's boundary.
         drop_remainder: Whether to leave out what is in the buckets at the end.
     """
@@ -40,7 +41,7 @@ class Bucket(UnaryNode):
     length: Callable[..., Any]
     boundaries: tuple[int, ...]
     sizes: tuple[int, ...]
-    padding: Padding
+    padding: Padding | None
     to_boundary: bool
     drop_remainder: bool
 
@@ -60,7 +61,9 @@ class Bucket(UnaryNode):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        return ragged(self.padding.spec(self.parent.element_spec(), None))
+        spec = self.parent.element_spec()
+        padding = self.padding
+        return ragged(stacked(spec, None) if padding is None else padding.spec(spec, None))
 
     def _iterate(self, context: Context) -> ElementIterator:
         return BucketIterator(self, context)
@@ -107,6 +110,8 @@ class BucketIterator(UnaryIterator):
     def _emptied(self, number: int) -> Any:
         elements, self._buckets[number] = self._buckets[number], []
         padding = self._node.padding
+        if padding is None:
+            return stack(elements)
         if self._node.to_boundary:
             if number == len(self._node.boundaries):
                 raise InvalidArgumentError(

@@ -1,129 +1,547 @@
-"""The fluent face of the nodes."""
+"""The public class :class:`Dataset` and its iterator."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import os
+import pickle
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from dataservice.dataset import checks, tree
-from dataservice.dataset.checks import check_callable, whole, whole_or_none
+from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
+from dataservice.dataset.batch import Batch
+from dataservice.dataset.bucket import Bucket
+from dataservice.dataset.cache import Cache
+from dataservice.dataset.checks import check_callable, numbers, whole, whole_or_none, wholes
+from dataservice.dataset.concatenate import Concatenate
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
-from dataservice.dataset.iteration import DatasetIterator
+from dataservice.dataset.counter import Counter
+from dataservice.dataset.device import PrefetchToDevice, device_number
+from dataservice.dataset.enumerate import Enumerate
+from dataservice.dataset.files import Files, matching_files
+from dataservice.dataset.filter import Filter
+from dataservice.dataset.fingerprint import fingerprint
+from dataservice.dataset.functions import call, name_of
+from dataservice.dataset.generator import Generator, Indexed
+from dataservice.dataset.group_by_window import GroupByWindow
+from dataservice.dataset.ignore_errors import Count, CountingContext, IgnoreErrors
+from dataservice.dataset.interleave import Interleave
+from dataservice.dataset.map import Map
 from dataservice.dataset.mix import Choose, Sample
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
+from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.options import Options, with_options_applied
+from dataservice.dataset.padded_batch import PaddedBatch, Padding
+from dataservice.dataset.parallel_map import ParallelMap
+from dataservice.dataset.prefetch import Prefetch
+from dataservice.dataset.promised import Promised
+from dataservice.dataset.random import Random
+from dataservice.dataset.range import Range
+from dataservice.dataset.rebatch import Rebatch
+from dataservice.dataset.rejection_resample import RejectionResample
+from dataservice.dataset.repeat import Repeat
+from dataservice.dataset.scan import Scan
 from dataservice.dataset.several import check_alike
-from dataservice.dataset.sources import Sources
-from dataservice.dataset.spec import Spec
-from dataservice.dataset.transformations import Transformations
+from dataservice.dataset.shard import Shard
+from dataservice.dataset.shuffle import Shuffle
+from dataservice.dataset.skip import Skip
+from dataservice.dataset.spec import ArraySpec, Spec, spec_from
+from dataservice.dataset.take import Take
+from dataservice.dataset.take_while import TakeWhile
+from dataservice.dataset.tensor_slices import Tensors, TensorSlices, as_only_row
+from dataservice.dataset.unbatch import Unbatch
+from dataservice.dataset.unique import Unique
+from dataservice.dataset.window import Window
 from dataservice.dataset.zip import Zip
-from mpidist.errors import InvalidArgumentError
+from mpidist.errors import DataLossError, InvalidArgumentError
+
+_STATE_FORMAT = 5
+_STATE_KEY = "dataset_iterator"
+_CHECKPOINT_ARGS = ("checkpoint_interval", "directory", "max_to_keep", "step_counter")
 
 
-class Dataset(Sources, Transformations):
+class Dataset:
     """An immutable description of a sequence of elements.
 
-    An element is a NumPy scalar or array, or a dict or tuple of them, nested. Every ``for`` makes
-    a pass of its own. Passes of one Dataset object are numbered, and ``shuffle`` with a seed
-    depends on the number, so that epochs differ while a rerun of the script repeats them.
+    An element is a NumPy scalar or array, or a dict or tuple of them, nested. Each ``for`` loop is
+    a new iteration over the dataset. The iterations of one Dataset object are numbered, and
+    ``shuffle`` with a seed depends on the number: epochs differ, and a rerun of the script repeats
+    them.
+
+    Create datasets by the static methods. Transformations return a new dataset. Methods accept
+    ``name=``, as in tf.data, and ignore it.
 
     Args:
-        node: The description; use the class methods.
+        node: The description of the sequence.
+        options: Its options; see :meth:`with_options`.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
+        self._options = Options() if options is None else options
         self._passes = itertools.count()
 
-    @classmethod
-    def of(cls, node: Node) -> Dataset:
-        """Local. A dataset of a description."""
-        return cls(node)
+    # Sources
 
-    @property
-    def node(self) -> Node:
-        """Local. The description by itself."""
-        return self._node
-
-    # Of several
-
-    @classmethod
-    def zip(cls, *args: Any, datasets: Any = None) -> Dataset:
-        """Local. One element of each dataset at a time, as a tuple, until one of them ends.
+    @staticmethod
+    def range(*args: int, output_type: DTypeLike = np.int64, name: str | None = None) -> Dataset:
+        """Return a dataset of whole numbers.
 
         Args:
-            *args: Datasets; or one tuple or dict of them, nested, whose structure elements get.
-            datasets: Such a tuple or dict, in place of these.
+            *args: As for Python's range: ``stop``, or ``start, stop``, or ``start, stop, step``.
+            output_type: The dtype of the elements.
 
         Raises:
-            TypeError: Something is no dataset.
-            ValueError: There is none.
+            TypeError: An argument is not a whole number, there are none or more than three, or
+                ``output_type`` is not a dtype of numbers.
+            ValueError: The step is 0, or a number needs more than 64 bits. During the iteration (as
+                InvalidArgumentError): a number does not fit ``output_type``.
+        """
+        given = range(*args)
+        node = Range(given.start, given.stop, given.step)
+        return Dataset(_with_dtype("range", "output_type", node, output_type))
+
+    @staticmethod
+    def counter(
+        start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None
+    ) -> Dataset:
+        """Return an infinite dataset of whole numbers.
+
+        In a data service a single worker counts.
+
+        Args:
+            start: The first number.
+            step: The difference between successive numbers.
+            dtype: The dtype of the elements.
+
+        Raises:
+            TypeError: A number is not a whole number, or ``dtype`` is not a dtype of numbers.
+            ValueError: During the iteration (as InvalidArgumentError): a number does not fit
+                ``dtype``.
+        """
+        node = Counter(whole("counter", "start", start), whole("counter", "step", step))
+        return Dataset(_with_dtype("counter", "dtype", node, dtype))
+
+    @staticmethod
+    def random(
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return an infinite dataset of random whole numbers in [0, 2 ** 32), as np.int64.
+
+        In a data service a single worker draws the numbers.
+
+        Args:
+            seed: The seed. With a seed the numbers are the same in every run.
+            rerandomize_each_iteration: Whether iterations differ from each other. None means False.
+
+        Raises:
+            TypeError: The seed is not a whole number.
+            ValueError: The seed is negative.
+        """
+        seed = whole_or_none("random", "seed", seed)
+        return Dataset(Random.of(seed, bool(rerandomize_each_iteration)))
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """Return a dataset with ``tensors`` as its only element.
+
+        Args:
+            tensors: Array-likes, or mappings and tuples of them, nested. Arrays are not copied.
+
+        Returns:
+            A dataset of one element. Its arrays are read-only views.
+
+        Raises:
+            ValueError: There is no array.
+        """
+        return Dataset(Tensors.of(tree.map_leaves(as_only_row, tree.with_dicts(tensors))))
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """Return a dataset of the rows of arrays.
+
+        Args:
+            tensors: Array-likes of shape (rows, ...), or mappings and tuples of them, nested.
+                Arrays are not copied. A row of an object array becomes NumPy's form of the object.
+
+        Returns:
+            A dataset of ``rows`` elements. Their arrays are read-only views of shape (...).
+
+        Raises:
+            ValueError: There is no array, an array has no rows, or the arrays have different
+                numbers of rows.
+        """
+        return Dataset(TensorSlices.of(tensors))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Iterable[Any]],
+        args: Sequence[Any] = (),
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return a dataset of the elements that a function's iterable yields.
+
+        Args:
+            generator: For instance a generator function. Each iteration over the dataset calls it
+                once. If its iterators have ``get_state`` and ``set_state``, or ``state_dict`` and
+                ``load_state_dict``, the state of an iteration contains theirs. Other iterators are
+                read again up to the saved position. Do not change an array that was yielded: it may
+                be used later.
+            args: The arguments of ``generator``.
+            output_signature: The spec of the elements, for :attr:`element_spec`: their structure
+                with an ArraySpec, or another object with a shape and a dtype, for each array.
+                Numbers of another dtype are converted. Fractions may be rounded, but not lost.
+
+        Raises:
+            TypeError: ``generator`` is not a function, ``args`` is not iterable, or the signature
+                is not a spec.
+            ValueError: During the iteration (as InvalidArgumentError): an element is None, or does
+                not match the signature.
+        """
+        check_callable("from_generator", "generator", generator)
+        if not isinstance(args, Iterable):
+            raise TypeError(f"from_generator needs a tuple of arguments as args, not {args!r}")
+        node = Generator(generator, tuple(args))
+        if output_signature is None:
+            return Dataset(node)
+        return Dataset(Promised(node, spec_from(output_signature), converts=True))
+
+    @staticmethod
+    def from_source(source: Any) -> Dataset:
+        """Return a dataset of the elements of a list, a torch or Grain dataset, or any iterable.
+
+        Args:
+            source: With ``__len__`` and ``__getitem__``, elements are read by index, and workers
+                can share them. Otherwise ``__iter__`` is called for each iteration.
+
+        Raises:
+            TypeError: The source has neither.
+        """
+        if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+            return Dataset(Indexed(source))
+        if not isinstance(source, Iterable):
+            raise TypeError(
+                "from_source needs a source with indices or an iterator, and "
+                f"{type(source).__name__} has neither: {source!r}"
+            )
+        return Dataset(Generator(_IteratorFactory(source)))
+
+    @staticmethod
+    def from_files(files: Any, format: str | None = None) -> Dataset:
+        """Return a dataset of the contents of files: lines, JSON values, or rows of arrays.
+
+        Args:
+            files: A path or pattern (``"part-*.npz"``), or several.
+            format: ``"text"`` for lines, ``"json"`` for a JSON value in each line, ``"npy"`` for
+                the rows of an array, ``"npz"`` for dicts of rows. By default the suffix of the
+                names decides.
+
+        Raises:
+            NotFoundError: There is no such file.
+            TypeError: A name is not a path.
+            ValueError: The format is unknown.
+        """
+        return Dataset(Files.of(files, format))
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return a dataset of the names of files, as absolute paths.
+
+        The files are listed once, by this call.
+
+        Args:
+            file_pattern: A path or pattern (``"part-*.npz"``), or several.
+            shuffle: Whether each iteration has another order. None means True, as in tf.data. With
+                False the names of each pattern are sorted.
+            seed: The seed of the shuffle. With a seed the orders are the same in every run.
+
+        Raises:
+            NotFoundError: A name or pattern matches no file.
+            TypeError: A name is not a path, or the seed is not a whole number.
+            ValueError: The seed is negative.
+        """
+        paths = matching_files("list_files", "file_pattern", file_pattern)
+        seed = whole_or_none("list_files", "seed", seed)
+        node: Node = TensorSlices.of(np.array(paths))
+        if shuffle is None or shuffle:
+            node = Shuffle.of(node, len(paths), seed, reshuffle=True)
+        return Dataset(node)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        wait: bool = False,
+        *,
+        element_spec: Any = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+    ) -> Dataset:
+        """Return a dataset of the elements of a snapshot by :meth:`save` or ``distributed_save``.
+
+        Shards are read in turn, chunk by chunk. A snapshot of one shard keeps its order. The
+        workers of a data service can share the chunks if they see the same folder.
+
+        Args:
+            path: The folder of the snapshot. Load only snapshots that you trust, because elements
+                are unpickled.
+            wait: Whether to read the snapshot while it is being saved, and to wait for the save to
+                begin. A warning is logged after 15 seconds without new elements (MPIDIST_STALL_S if
+                shorter).
+            element_spec: The expected spec of the elements. None means the spec in the snapshot.
+            reader_func: Decides the order in which shards are read. It is called once with a
+                dataset of datasets, one for each shard, and returns a dataset of elements, for
+                example ``lambda shards: shards.shuffle(8).interleave(lambda shard: shard)``. It
+                needs a complete snapshot.
+
+        Raises:
+            DataLossError: The snapshot is damaged. Like the other errors, also during an iteration.
+            FailedPreconditionError: The snapshot is not complete, and ``wait`` is False.
+            InvalidArgumentError: During the iteration: an element does not match
+                ``element_spec``.
+            NotFoundError: There is no snapshot, and ``wait`` is False.
+            OpError: The save has failed. This is the error of the save, or an UnknownError that
+                describes it.
+            TypeError: ``reader_func`` is not callable, or does not return a Dataset.
+            ValueError: ``reader_func`` is given together with ``wait=True``.
+        """
+        from dataservice.dataset.load import Load  # imports dataservice.snapshot, a layer above
+
+        if reader_func is not None and wait:
+            raise ValueError(
+                "load takes either reader_func or wait=True: the shards are known when the save "
+                "has ended"
+            )
+        found = Load.of(checks.path("load", "path", path), wait)
+        nodes: list[Node] = [found] if reader_func is None else [*found.shards()]
+        if element_spec is not None:
+            spec = spec_from(element_spec)
+            nodes = [Promised(node, spec) for node in nodes]
+        if reader_func is None:
+            return Dataset(nodes[0])
+        shards = Dataset(Indexed([Dataset(node) for node in nodes]))
+        return Dataset(_NodeFunction("load", "reader_func", reader_func)(shards))
+
+    # Several datasets
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """Return a dataset of tuples with one element of each dataset.
+
+        The result ends with the shortest dataset.
+
+        Args:
+            *args: Datasets, or one tuple or dict of datasets, nested, whose structure the elements
+                get.
+            datasets: Another name for such a tuple or dict.
+
+        Raises:
+            TypeError: An argument is not a dataset.
+            ValueError: There is no dataset.
         """
         structure: Any = args[0] if len(args) == 1 else args
         if datasets is not None:
             structure = checks.only_one("zip", args=args or None, datasets=datasets)
-        return cls(Zip(_nodes(tree.flatten(structure)), tree.structure(structure)))
+        given = _checked(tree.flatten(structure))
+        node = Zip(_nodes(given), tree.structure(structure))
+        return Dataset(node, _merged_options(given))
 
-    @classmethod
+    @staticmethod
     def sample_from_datasets(
-        cls,
         datasets: Sequence[Dataset],
         weights: Sequence[float] | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
     ) -> Dataset:
-        """Local. Elements of several datasets, drawn at random.
+        """Return a dataset that draws each element at random from one of several datasets.
 
-        Under ``"distributed_epoch"`` the order of draws is that of one process; this takes datasets
-        of which nothing drops, reorders, flattens or repeats elements, and no stop on the first
-        that is empty.
+        Under ``"distributed_epoch"`` the draws are those of a single process. They need datasets
+        in which no transformation drops, reorders, flattens or repeats elements, and
+        ``stop_on_empty_dataset=False``.
 
         Args:
             datasets: The datasets.
-            weights: How likely each is, compared with the others; by default all alike.
-            seed: Makes the order the same in every run.
-            stop_on_empty_dataset: Whether to end with the first of them.
+            weights: The relative probability of each dataset. By default all are equal.
+            seed: The seed. With a seed the order is the same in every run.
+            stop_on_empty_dataset: Whether the first dataset that ends is the end of the result.
+            rerandomize_each_iteration: Whether each iteration draws anew. None means True, unlike
+                in tf.data, where all iterations draw alike by default.
 
         Raises:
-            TypeError: Something is no dataset, a weight no number, or the seed no whole number; or
-                elements are known to differ in structure or dtype.
-            ValueError: There is no dataset, or the weights do not belong to them.
+            TypeError: An item is not a dataset, a weight is not a number, the seed is not a whole
+                number, or elements are known to differ in structure or dtype.
+            ValueError: There is no dataset, or the weights do not fit the datasets.
         """
         seed = whole_or_none("sample_from_datasets", "seed", seed)
-        nodes = _nodes(datasets)
+        given = _checked(datasets)
+        nodes = _nodes(given)
         check_alike("sample_from_datasets", nodes)
-        return cls(Sample.of(nodes, weights, seed, stop_on_empty_dataset))
+        rerandomize = rerandomize_each_iteration is None or rerandomize_each_iteration
+        node = Sample.of(nodes, weights, seed, stop_on_empty_dataset, rerandomize)
+        return Dataset(node, _merged_options(given))
 
-    @classmethod
+    @staticmethod
     def choose_from_datasets(
-        cls,
         datasets: Sequence[Dataset],
         choice_dataset: Dataset,
         stop_on_empty_dataset: bool = True,
     ) -> Dataset:
-        """Local. Elements of several datasets, in the order of a dataset of their numbers.
+        """Return a dataset of elements of several datasets, in the order of a dataset of indices.
 
         Args:
             datasets: The datasets.
-            choice_dataset: Whose elements are indices of ``datasets``.
-            stop_on_empty_dataset: Whether to end with the first of them.
+            choice_dataset: A dataset of indices into ``datasets``.
+            stop_on_empty_dataset: Whether the first dataset that ends is the end of the result.
 
         Raises:
-            TypeError: Something is no dataset; or elements are known to differ in structure or
+            TypeError: An item is not a dataset, or elements are known to differ in structure or
                 dtype.
-            ValueError: There is no dataset. During a pass (as InvalidArgumentError): a choice is
-                no whole number, or none of them.
+            ValueError: There is no dataset. During the iteration (as InvalidArgumentError): a
+                choice is not a whole number, or not an index of ``datasets``.
         """
         if not isinstance(choice_dataset, Dataset):
             raise TypeError(
                 f"choose_from_datasets needs a Dataset as choice_dataset, not {choice_dataset!r}"
             )
-        nodes = _nodes(datasets)
+        given = _checked(datasets)
+        nodes = _nodes(given)
         check_alike("choose_from_datasets", nodes)
-        return cls(Choose(nodes, stop_on_empty_dataset, choice_dataset.node))
+        node = Choose(nodes, stop_on_empty_dataset, choice_dataset._node)
+        return Dataset(node, _merged_options([*given, choice_dataset]))
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """Return the elements of this dataset, followed by those of another dataset.
+
+        Args:
+            dataset: The other dataset.
+
+        Raises:
+            TypeError: ``dataset`` is not a Dataset, or its elements are known to have another
+                structure or dtype.
+        """
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"concatenate needs a Dataset as dataset, not {dataset!r}")
+        check_alike("concatenate", (self._node, dataset._node))
+        node = Concatenate((self._node, dataset._node))
+        return Dataset(node, _merged_options([self, dataset]))
+
+    # Functions of an element
+
+    def map(
+        self,
+        function: Callable[..., Any] | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        processes: bool = False,
+        *,
+        map_func: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Apply a function to each element.
+
+        Args:
+            function: Called with the element, or with the members of a tuple as its arguments.
+                Numbers, strings, lists and memoryviews in its result become NumPy's.
+            num_parallel_calls: The number of calls that run at once, in threads. AUTOTUNE means the
+                number of usable cores. By default the consuming thread calls the function.
+            deterministic: Whether elements keep their order. None means True, unless
+                :meth:`with_options` says otherwise. With False the results come in the order in
+                which they are ready, except on workers of a data service, where the order is kept
+                so that another worker can take over.
+            processes: Whether to run the function in processes in place of threads, for functions
+                that hold Python's global interpreter lock. They receive the function by
+                cloudpickle, and share no memory.
+            map_func: TensorFlow's name of ``function``.
+
+        Raises:
+            TypeError: ``function`` is not callable, or a number is not a whole number.
+            ValueError: ``num_parallel_calls`` is below 1, or missing for processes. During the
+                iteration (as InvalidArgumentError): the function returns None.
+        """
+        function = checks.only_one("map", function=function, map_func=map_func)
+        check_callable("map", "function", function)
+        calls = whole_or_none("map", "num_parallel_calls", num_parallel_calls)
+        if calls is None:
+            if processes:
+                raise ValueError("map needs num_parallel_calls, the number of its processes")
+            return self._derived(Map(self._node, function))
+        in_order = None if deterministic is None else bool(deterministic)
+        return self._derived(ParallelMap(self._node, function, calls, in_order, processes))
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """Keep the elements for which a predicate is true.
+
+        Args:
+            predicate: Called with the element, or with the members of a tuple as its arguments.
+
+        Raises:
+            TypeError: ``predicate`` is not callable.
+            ValueError: During the iteration (as InvalidArgumentError): the predicate returns
+                neither a bool nor a whole number.
+        """
+        return self._derived(Filter(self._node, check_callable("filter", "predicate", predicate)))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Dataset],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Map each element to a dataset, and take elements from several of these in turn.
+
+        Args:
+            map_func: Returns the dataset of an element.
+            cycle_length: The number of datasets that take turns. None or AUTOTUNE means 16.
+            block_length: The number of consecutive elements from each dataset. None means 1.
+            num_parallel_calls: The number of datasets that compute the elements of their next turn
+                ahead, each in a thread. AUTOTUNE means all. By default the consuming thread
+                computes the elements. The order is the same.
+            deterministic: Ignored, because the order is always kept.
+
+        Raises:
+            TypeError: ``map_func`` is not callable, or a number is not a whole number.
+            ValueError: A number is below 1, or ``num_parallel_calls`` is above ``cycle_length``.
+        """
+        cycle = whole_or_none("interleave", "cycle_length", cycle_length)
+        cycle = CYCLE_LENGTH if cycle in (None, AUTOTUNE) else cycle
+        block = 1 if block_length is None else whole("interleave", "block_length", block_length)
+        calls = whole_or_none("interleave", "num_parallel_calls", num_parallel_calls)
+        if calls is not None and calls != AUTOTUNE and not 1 <= calls <= cycle:
+            raise ValueError(
+                "interleave needs num_parallel_calls from 1 to cycle_length, or AUTOTUNE, not "
+                f"{calls} of {cycle}"
+            )
+        ahead = cycle if calls == AUTOTUNE else calls or 0
+        function = _NodeFunction("interleave", "map_func", map_func)
+        return self._derived(Interleave(self._node, function, cycle, block, ahead))
+
+    def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
+        """Map each element to a dataset, and concatenate these.
+
+        Args:
+            map_func: Returns the dataset of an element.
+
+        Raises:
+            TypeError: ``map_func`` is not callable.
+        """
+        function = _NodeFunction("flat_map", "map_func", map_func)
+        return self._derived(Interleave(self._node, function, 1, 1))
 
     def apply(
         self,
@@ -131,14 +549,14 @@ class Dataset(Sources, Transformations):
         *,
         transformation_func: Callable[[Dataset], Dataset] | None = None,
     ) -> Dataset:
-        """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
+        """Return ``transformation(self)``, for instance with the result of ``distribute``.
 
         Args:
-            transformation: The function.
-            transformation_func: Another name of it.
+            transformation: A function from a dataset to a dataset.
+            transformation_func: TensorFlow's name of ``transformation``.
 
         Raises:
-            TypeError: It is no function, or does not give a Dataset.
+            TypeError: The transformation is not callable, or does not return a Dataset.
         """
         transformation = checks.only_one(
             "apply", transformation=transformation, transformation_func=transformation_func
@@ -150,43 +568,536 @@ class Dataset(Sources, Transformations):
             )
         return result
 
-    # Elements
+    # Order and number of elements
 
-    def save(self, path: str | os.PathLike[str], num_shards: int = 1) -> None:
-        """Local. Write the elements of one pass to disk, for :meth:`load`; returns at the end.
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """Shuffle the elements: draw each from a buffer of the next ``buffer_size`` elements.
+
+        Under ``"distributed_epoch"`` each worker shuffles the elements of its own share. If
+        ``buffer_size`` is at least the number of elements, and elements can be read by index in any
+        order, the whole source is shuffled and no elements are buffered.
 
         Args:
-            path: Of a folder; it is made, or is empty.
-            num_shards: How many streams of files to write; element i goes to i modulo num_shards.
+            buffer_size: The number of buffered elements. UNKNOWN_CARDINALITY, a possible result of
+                :meth:`cardinality`, means all.
+            seed: The seed. With a seed the order is the same in every run.
+            reshuffle_each_iteration: Whether each iteration has another order.
 
         Raises:
-            AlreadyExistsError: There is a snapshot, complete or not, or something else.
-            FailedPreconditionError: The folder cannot be written.
-            TypeError: The number of shards is no whole number.
-            ValueError: There are no shards.
-            Exception: What a function of the dataset raises; :meth:`load` then tells of it.
+            TypeError: The buffer size or the seed is not a whole number.
+            ValueError: The buffer size is below 1, the seed is negative, or the buffer would hold
+                an infinite dataset.
         """
-        from dataservice.snapshot.local import save  # itself above this package
+        size = whole("shuffle", "buffer_size", buffer_size)
+        seed = whole_or_none("shuffle", "seed", seed)
+        return self._derived(Shuffle.of(self._node, size, seed, reshuffle_each_iteration))
 
-        save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """Repeat the dataset.
+
+        A dataset without elements ends also under ``repeat()``, for instance behind a ``filter``
+        that drops all elements. Where consumers of a data service share elements, an epoch whose
+        elements all went to other consumers does not end the repetition.
+
+        Args:
+            count: The number of repetitions. None or -1 means without end.
+
+        Raises:
+            TypeError: The count is not a whole number.
+            ValueError: The count is below -1.
+        """
+        count = whole_or_none("repeat", "count", count)
+        if count is not None and count < -1:
+            raise ValueError(f"repeat needs a count of at least 0, or -1 for ever, not {count}")
+        return self._derived(Repeat(self._node, None if count == -1 else count))
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """Return the first ``count`` elements.
+
+        Args:
+            count: The number of elements. -1 means all.
+
+        Raises:
+            TypeError: The count is not a whole number.
+            ValueError: The count is below -1.
+        """
+        return self._derived(Take(self._node, whole("take", "count", count)))
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """Drop the first ``count`` elements.
+
+        Args:
+            count: The number of elements. -1 means all.
+
+        Raises:
+            TypeError: The count is not a whole number.
+            ValueError: The count is below -1.
+        """
+        return self._derived(Skip(self._node, whole("skip", "count", count)))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Return the elements index, index + num_shards, index + 2 num_shards, ...
+
+        Args:
+            num_shards: The number of shards.
+            index: The index of the shard to return. SHARD_HINT for both arguments stands for the
+                workers of a data service, under ShardingPolicy.HINT.
+
+        Raises:
+            TypeError: A number is not a whole number.
+            ValueError: The index is not in [0, num_shards). During the iteration of a dataset with
+                SHARD_HINT outside a data service: FailedPreconditionError.
+        """
+        shards, index = whole("shard", "num_shards", num_shards), whole("shard", "index", index)
+        return self._derived(Shard(self._node, shards, index))
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """Return pairs of a counter, as np.int64, and the element.
+
+        Args:
+            start: The first value of the counter.
+
+        Raises:
+            TypeError: ``start`` is not a whole number.
+        """
+        return self._derived(Enumerate(self._node, whole("enumerate", "start", start)))
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """Return the elements before the first one for which a predicate is false.
+
+        Workers cannot share the source: under ``"distributed_epoch"`` call it after ``distribute``.
+
+        Args:
+            predicate: Called with the element, or with the members of a tuple as its arguments.
+
+        Raises:
+            TypeError: ``predicate`` is not callable.
+            ValueError: During the iteration (as InvalidArgumentError): the predicate returns
+                neither a bool nor a whole number.
+        """
+        check_callable("take_while", "predicate", predicate)
+        return self._derived(TakeWhile(self._node, predicate))
+
+    def scan(
+        self,
+        initial_state: Any,
+        scan_func: Callable[[Any, Any], tuple[Any, Any]],
+        name: str | None = None,
+    ) -> Dataset:
+        """Transform the elements in order by a function that carries a state.
+
+        Workers cannot share the source: under ``"distributed_epoch"`` call it after ``distribute``.
+
+        Args:
+            initial_state: The state before the first element: a number, text or array, or a dict or
+                tuple of them, nested. Each state is copied, and its arrays are read-only.
+            scan_func: Called with the state and an element. It returns the next state and the
+                element of the result. Numbers, strings and lists in them become NumPy's.
+
+        Raises:
+            TypeError: ``scan_func`` is not callable.
+            ValueError: During the iteration (as InvalidArgumentError): the function does not return
+                a pair, or returns None as the element.
+        """
+        check_callable("scan", "scan_func", scan_func)
+        return self._derived(Scan.of(self._node, initial_state, scan_func))
+
+    def unique(self, name: str | None = None) -> Dataset:
+        """Drop elements that are equal to an earlier one.
+
+        Elements are equal if their arrays have the same dtypes, shapes and bytes, or the same text.
+        An iteration keeps 16 bytes for each distinct element, and they are part of its state.
+        Workers cannot share the source: under ``"distributed_epoch"`` call it after ``distribute``.
+
+        Raises:
+            ValueError: During the iteration (as InvalidArgumentError): an element contains an
+                object other than arrays, numbers and text.
+        """
+        return self._derived(Unique(self._node))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return pairs (class, element) whose classes have a target distribution.
+
+        Elements of too frequent classes are dropped at random, as few as possible. Under
+        ``"distributed_epoch"`` each worker draws and counts within its own elements.
+
+        Args:
+            class_func: Returns the class of an element, a whole number from 0 on. In the result it
+                is an np.int64.
+            target_dist: The relative frequency of each class in the result.
+            initial_dist: The relative frequency of each class in this dataset. None means an
+                estimate from the elements seen so far.
+            seed: The seed. With a seed the draws are the same in every run.
+
+        Raises:
+            TypeError: ``class_func`` is not callable, a frequency is not a number, or the seed is
+                not a whole number.
+            ValueError: A frequency or the seed is negative, all frequencies are 0, or
+                ``initial_dist`` and ``target_dist`` have different lengths. During the iteration
+                (as InvalidArgumentError): a class is not one of these.
+        """
+        method = "rejection_resample"
+        check_callable(method, "class_func", class_func)
+        target = tuple(numbers(method, "target_dist", target_dist))
+        initial = None
+        if initial_dist is not None:
+            initial = tuple(numbers(method, "initial_dist", initial_dist))
+        seed = whole_or_none(method, "seed", seed)
+        return self._derived(RejectionResample(self._node, class_func, target, initial, seed))
+
+    def ignore_errors(
+        self, log_warning: bool = False, name: str | None = None, *, limit: int | None = None
+    ) -> Dataset:
+        """Drop elements if their evaluation raises an Exception.
+
+        Elements that the failing transformation has already read are lost with it: for ``batch``,
+        the rows of the batch so far. A source that cannot continue, such as a generator that raised
+        or a data service, ends the iteration with its error. ``iterator.ignored`` counts the
+        ignored errors of an iteration. ``ignored`` of :func:`mpidist.task_metrics` counts those of
+        the process, under its task, or under ``dataset 0`` if no Server is started. On workers of a
+        data service an element must fail each time it is computed: when a worker takes over from a
+        lost one, an error that comes and goes makes elements appear twice or not at all.
+
+        Args:
+            log_warning: Whether to log each error.
+            limit: The number of errors to ignore in an iteration. The next error is raised. None
+                ignores all, so an infinite dataset without a good element never returns one.
+
+        Raises:
+            TypeError: The limit is not a whole number.
+            ValueError: The limit is negative.
+        """
+        limit = whole_or_none("ignore_errors", "limit", limit)
+        return self._derived(IgnoreErrors(self._node, log_warning, limit))
+
+    # Batches and groups
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Stack consecutive elements into arrays of shape (batch_size, ...).
+
+        Under ``"distributed_epoch"`` batches are those of a single process, unless an element
+        fails: then its batch fails, and the next batch begins where it would have begun. After
+        transformations that drop, reorder, flatten or repeat elements, each worker batches its own
+        elements, and the last batch of each may be smaller. Text that ends with NUL, which NumPy's
+        text types would lose, makes a batch an array of objects.
+
+        Args:
+            batch_size: The number of elements in a batch.
+            drop_remainder: Whether to drop a smaller last batch.
+            num_parallel_calls: Ignored, because batches are stacked one after the other.
+            deterministic: Ignored, because the order is always kept.
+
+        Raises:
+            TypeError: ``batch_size`` or ``num_parallel_calls`` is not a whole number.
+            ValueError: The batch size is below 1. During the iteration (as InvalidArgumentError):
+                elements differ in structure, shape or dtype.
+        """
+        size = whole("batch", "batch_size", batch_size)
+        whole_or_none("batch", "num_parallel_calls", num_parallel_calls)
+        return self._derived(Batch(self._node, size, drop_remainder))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Stack consecutive elements of different lengths, padded to the longest.
+
+        Args:
+            batch_size: The number of elements in a batch.
+            padded_shapes: The shape to pad to, or one for each array in the structure of the
+                elements. None or -1 as a length, and None as a shape, mean the longest of the
+                batch. A number is a shape of one dimension. Objects with ``as_list()`` are shapes.
+            padding_values: The scalar to pad with, or one for each array. None means 0, False or
+                empty text.
+            drop_remainder: Whether to drop a smaller last batch.
+
+        Raises:
+            TypeError: The batch size or a length is not a whole number.
+            ValueError: The batch size is below 1, or a value is not a scalar. During the iteration
+                (as InvalidArgumentError): elements differ in structure, dtype or number of
+                dimensions, or are longer than their shape.
+        """
+        size = whole("padded_batch", "batch_size", batch_size)
+        padding = Padding(padded_shapes, padding_values)
+        return self._derived(PaddedBatch(self._node, size, padding, drop_remainder))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Batch elements of similar length together, padded to the longest.
+
+        Args:
+            element_length_func: Returns the length of an element.
+            bucket_boundaries: The boundaries, ascending. Bucket i takes lengths below boundary i.
+            bucket_batch_sizes: The batch size of each bucket, one more than there are boundaries.
+            padded_shapes: See :meth:`padded_batch`.
+            padding_values: See :meth:`padded_batch`.
+            pad_to_bucket_boundary: Whether to pad to one below the boundary in place of the
+                longest.
+            no_padding: Whether to stack elements as they are. Those of a batch must have the same
+                shape. ``padded_shapes``, ``padding_values`` and ``pad_to_bucket_boundary`` are
+                ignored then.
+            drop_remainder: Whether to drop the elements of buckets that are not full at the end.
+
+        Raises:
+            TypeError: ``element_length_func`` is not callable, or a number is not a whole number.
+            ValueError: Boundaries do not ascend, or the sizes do not fit them. During the iteration
+                (as InvalidArgumentError): elements of a batch do not fit together, or an element is
+                too long for ``pad_to_bucket_boundary``.
+        """
+        method = "bucket_by_sequence_length"
+        length = check_callable(method, "element_length_func", element_length_func)
+        boundaries = wholes(method, "bucket_boundaries", bucket_boundaries)
+        sizes = wholes(method, "bucket_batch_sizes", bucket_batch_sizes)
+        padding = None if no_padding else Padding(padded_shapes, padding_values)
+        to_boundary = pad_to_bucket_boundary and not no_padding
+        return self._derived(
+            Bucket(self._node, length, boundaries, sizes, padding, to_boundary, drop_remainder)
+        )
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Dataset], Dataset],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Group elements by key, and reduce each full group to a dataset.
+
+        Under ``"distributed_epoch"`` each worker groups its own elements.
+
+        Args:
+            key_func: Returns the key of an element, a whole number.
+            reduce_func: Called with a key, as np.int64, and a dataset of elements with this key.
+                It returns a dataset, and must return the same one when it is called again. At the
+                end it is called with the rest of each key, in the order of the keys.
+            window_size: The number of elements in a full group.
+            window_size_func: Returns the number of a key. It is called once for each key in an
+                iteration. Give this or ``window_size``.
+
+        Raises:
+            TypeError: A function is not callable, or the size is not a whole number. During the
+                iteration: ``reduce_func`` does not return a dataset.
+            ValueError: The size is below 1, or both or none are given. During the iteration (as
+                InvalidArgumentError): a key or a size is not a whole number, or a size is below 1.
+        """
+        method = "group_by_window"
+        key = check_callable(method, "key_func", key_func)
+        reduce = _NodeFunction(method, "reduce_func", reduce_func)
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError("group_by_window needs either window_size or window_size_func")
+        size = (
+            check_callable(method, "window_size_func", window_size_func)
+            if window_size is None
+            else whole(method, "window_size", window_size)
+        )
+        return self._derived(GroupByWindow(self._node, key, reduce, size, Dataset))
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """Split each element into the rows of its arrays.
+
+        Raises:
+            ValueError: During the iteration (as InvalidArgumentError): arrays of an element have no
+                rows, or different numbers of rows.
+        """
+        return self._derived(Unbatch(self._node))
+
+    def rebatch(
+        self, batch_size: int, drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
+        """Change the batch size of a dataset of batches.
+
+        The result is that of ``unbatch().batch(batch_size, drop_remainder)``, computed faster.
+        Under ``"distributed_epoch"`` each worker cuts its own elements.
+
+        Args:
+            batch_size: The number of rows in a batch.
+            drop_remainder: Whether to drop a smaller last batch.
+
+        Raises:
+            TypeError: The batch size is not a whole number.
+            ValueError: The batch size is below 1. During the iteration (as InvalidArgumentError):
+                arrays of an element have no rows, or different numbers of rows, or rows of a batch
+                differ in structure, shape or dtype.
+        """
+        size = whole("rebatch", "batch_size", batch_size)
+        return self._derived(Rebatch(self._node, size, drop_remainder))
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Return windows of the sequence, each as a dataset.
+
+        For elements that are dicts or tuples, a window is a dict or tuple of datasets.
+
+        Args:
+            size: The number of elements in a window.
+            shift: The distance between the starts of successive windows. None means ``size``.
+            stride: The distance between successive elements of a window.
+            drop_remainder: Whether to drop windows that are cut short by the end.
+
+        Raises:
+            TypeError: A number is not a whole number.
+            ValueError: A number is below 1.
+        """
+        size = whole("window", "size", size)
+        shift = size if shift is None else whole("window", "shift", shift)
+        stride = whole("window", "stride", stride)
+        return self._derived(Window(self._node, size, shift, stride, drop_remainder, Dataset))
+
+    # Performance
+
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
+        """Compute up to ``buffer_size`` elements ahead in a thread.
+
+        Args:
+            buffer_size: The number of elements. AUTOTUNE means 2.
+
+        Raises:
+            TypeError: The size is not a whole number.
+            ValueError: The size is below 1.
+        """
+        size = whole("prefetch", "buffer_size", buffer_size)
+        return self._derived(Prefetch(self._node, AHEAD if size == AUTOTUNE else size))
+
+    def prefetch_to_device(self, device: int | str = 0, buffer_size: int = 2) -> Dataset:
+        """Copy elements to a GPU, up to ``buffer_size`` of them ahead of their use.
+
+        A thread computes the elements, and copies them through pinned memory on a stream of its
+        own. The current stream of the consumer waits for the copy, and the host does not. Arrays
+        and numbers become CuPy arrays. Strings, bytes and objects stay as they are. Call it after
+        ``distribute``, and add no transformation with threads after it. Take an element on the
+        stream that uses it. To feed several replicas, give a strategy a dataset whose elements are
+        on the host.
+
+        Args:
+            device: The number of the GPU, or ``"GPU:0"``. For the only replica of a strategy:
+                ``strategy.gpus[0]``.
+            buffer_size: The number of elements in GPU memory.
+
+        Raises:
+            TypeError: The device is neither a number nor a name, or the size is not a whole number.
+            ValueError: The device is not a GPU, or the size is below 1. Also in the first
+                iteration, if there is no such GPU. FailedPreconditionError if CuPy can use none.
+        """
+        size = whole("prefetch_to_device", "buffer_size", buffer_size)
+        return self._derived(PrefetchToDevice(self._node, device_number(device), size))
+
+    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> Dataset:
+        """Keep the elements of the first complete iteration for later ones.
+
+        Elements kept in memory are returned as read-only views, so that no iteration changes those
+        of another. Workers that share the source keep the elements that they computed, in memory,
+        as long as they have the dataset. Since each epoch is divided anew, each ends up with all.
+
+        Args:
+            filename: The file to keep the elements in, relative to the current folder of this
+                process. Empty means the memory of this process. If the file exists, it is read in
+                place of the dataset. An iteration that is given up leaves no file. Workers that
+                share the source cannot share a file.
+
+        Raises:
+            DataLossError: During the iteration: the file is damaged, or not a cache.
+            InvalidArgumentError: During the iteration: the file belongs to another dataset.
+            TypeError: The name is not a path.
+        """
+        file = checks.path("cache", "filename", filename)
+        # Workers may run in another folder, and must open the same file.
+        return self._derived(Cache(self._node, os.path.abspath(file) if file else ""))
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """Return the dataset with options.
+
+        The options apply to the whole dataset: to its transformations so far, and to those that
+        follow. Options of combined datasets are merged. An option that is set again takes the later
+        value. Options do not apply to the datasets that functions of ``interleave``, ``flat_map``
+        and ``group_by_window`` return, nor to transformations before ``distribute`` if they are set
+        after it.
+
+        Args:
+            options: The options. They are copied.
+
+        Raises:
+            TypeError: ``options`` is not an :class:`Options`.
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options needs Options as options, not {options!r}")
+        return Dataset(self._node, self._options.merge(options))
+
+    def options(self) -> Options:
+        """Return a copy of the options of the dataset and of the datasets it was made of."""
+        return copy.deepcopy(self._options)
+
+    # Elements
 
     def __iter__(self) -> DatasetIterator:
-        context = Context(seed=(secrets.randbits(63),), epoch=next(self._passes))
-        return DatasetIterator(self._node, context)
+        return DatasetIterator(self.node, self._next_context())
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Local. What a function makes of a state and one element after the other, of one pass.
+    def as_numpy_iterator(self) -> DatasetIterator:
+        """Return an iterator whose leaves are all NumPy scalars and arrays.
+
+        Raises:
+            TypeError: During the iteration: a leaf is neither NumPy's nor has ``__array__``.
+        """
+        return _NumpyIterator(self.node, self._next_context())
+
+    def reduce(
+        self,
+        initial_state: Any,
+        reduce_func: Callable[[Any, Any], Any],
+        name: str | None = None,
+    ) -> Any:
+        """Reduce the elements of an iteration to a single value.
 
         Args:
             initial_state: The state before the first element.
-            reduce_func: Gets a state and an element, and gives the next state.
+            reduce_func: Called with the state and an element. It returns the next state.
 
         Returns:
-            The last state; numbers, strings and lists in it are NumPy's.
+            The last state. Numbers, strings and lists in it are NumPy's.
 
         Raises:
-            TypeError: It is no function.
-            Exception: What it raises.
+            TypeError: ``reduce_func`` is not callable.
+            Exception: Any error of ``reduce_func``.
         """
         check_callable("reduce", "reduce_func", reduce_func)
         state = tree.to_numpy(initial_state)
@@ -195,12 +1106,12 @@ class Dataset(Sources, Transformations):
                 state = tree.to_numpy(call(reduce_func, (state, element), "reduce"))
         return state
 
-    def get_single_element(self) -> Any:
-        """Local. The only element.
+    def get_single_element(self, name: str | None = None) -> Any:
+        """Return the only element.
 
         Raises:
-            InvalidArgumentError: There is none, or more than one.
-            Exception: What a function of the dataset raises.
+            InvalidArgumentError: The dataset has no element, or more than one.
+            Exception: Any error of a function of the dataset.
         """
         with iter(self) as elements:
             found = list(itertools.islice(elements, 2))
@@ -211,46 +1122,112 @@ class Dataset(Sources, Transformations):
             )
         return found[0]
 
-    def as_numpy_iterator(self) -> ElementIterator:
-        """Local. A pass whose leaves are all NumPy scalars and arrays.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        num_shards: int | None = None,
+        *,
+        shard_func: Callable[..., Any] | None = None,
+        checkpoint_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the elements of an iteration to disk, for :meth:`load`. Return at the end.
+
+        With ``checkpoint_args`` an interrupted save is resumed by the same call, also in a new
+        process: elements that were committed are not written again. For example,
+        ``dataset.save(path, checkpoint_args={"checkpoint_interval": 10_000})``.
+
+        Args:
+            path: The folder. It is created, or must be empty. With ``checkpoint_args`` it may
+                contain an unfinished save of the same dataset. If that one still runs, it fails.
+            num_shards: The number of shards. None means one, or with ``shard_func`` one for each
+                number that the function returns.
+            shard_func: Called with the element, or with the members of a tuple as its arguments. It
+                returns the shard of the element: a whole number, which must be in [0, num_shards)
+                if ``num_shards`` is given. By default element i goes to shard i modulo num_shards.
+            checkpoint_args: A dict with ``checkpoint_interval``, the number of elements between two
+                checkpoints. Without it there is one whenever 256 MiB have been written. Each
+                checkpoint begins a new file in each shard. A resumed save computes the elements of
+                up to two intervals again. TensorFlow's other keys ``directory``, ``max_to_keep``
+                and ``step_counter`` are ignored, because the snapshot holds its only checkpoint.
 
         Raises:
-            TypeError: During the pass: a leaf is neither NumPy's nor has ``__array__``.
+            AlreadyExistsError: The folder contains a snapshot, complete or not, or other files.
+            FailedPreconditionError: The folder cannot be written, or the unfinished save in it has
+                no checkpoints.
+            InvalidArgumentError: ``shard_func`` does not return the number of a shard, or the
+                unfinished save in the folder is of another dataset.
+            TypeError: An argument has the wrong type.
+            UnimplementedError: With ``checkpoint_args``: a source of the dataset has no position.
+            ValueError: The number of shards is below 1, or ``checkpoint_args`` has unknown keys or
+                an interval below 1.
+            Exception: Any error of a function of the dataset. :meth:`load` reports it, too, unless
+                the save can be resumed.
         """
-        return _NumpyIterator(iter(self))
+        from dataservice.snapshot.local import save, save_with_checkpoints  # a layer above
+
+        folder = checks.path("save", "path", path)
+        shards = whole_or_none("save", "num_shards", num_shards)
+        if shard_func is not None:
+            check_callable("save", "shard_func", shard_func)
+        if checkpoint_args is None:
+            save(self, folder, shards, shard_func)
+        else:
+            interval = _checkpoint_interval(checkpoint_args)
+            save_with_checkpoints(self, folder, shards, shard_func, interval)
+
+    # Properties
+
+    @functools.cached_property
+    def node(self) -> Node:
+        """The description of the sequence, with the options applied."""
+        return with_options_applied(self._node, self._options)
+
+    @property
+    def element_spec(self) -> Spec:
+        """The shape and dtype of every array of an element, in the structure of the elements.
+
+        If only a user's function determines them, the first element is computed. A length is None
+        if it differs from element to element, or between datasets whose elements follow each other.
+
+        Raises:
+            ValueError: There is no element, or (as InvalidArgumentError) datasets whose elements
+                follow each other differ in structure, dtype or number of dimensions.
+        """
+        return self.node.element_spec()
 
     @property
     def distributed(self) -> bool:
-        """Local. Whether a data service deals the elements out to several consumers.
+        """True if a data service divides the elements between several consumers.
 
-        A training loop does not shard such a dataset once more.
+        A training loop does not shard such a dataset again.
         """
         return self._node.distributed
 
     @property
     def on_device(self) -> bool:
-        """Local. Whether elements lie on a GPU, by :meth:`prefetch_to_device`.
+        """True if elements are in GPU memory, by :meth:`prefetch_to_device`.
 
-        They belong to the stream of who takes them: a training loop takes them itself.
+        Elements belong to the stream of the thread that takes them, so a training loop takes them
+        in its own thread.
         """
         return self._node.on_device
 
-    @property
-    def element_spec(self) -> Spec:
-        """Local. The shape and dtype of every array of an element, in an element's structure.
+    def fingerprint(self) -> np.uint64:
+        """Return a hash of the dataset: of its operations, functions, constants and arrays.
 
-        What only a user's function knows is looked up in the first element of a pass. A length is
-        None where a transformation makes it differ from element to element, and where it differs
-        from one dataset to another whose elements come one after the other.
+        Datasets with equal fingerprints have equal elements, if their functions and files give the
+        same again. The reverse does not hold: datasets with equal elements may have other
+        fingerprints. The fingerprint is the same in every process that runs the same script with
+        the same version of Python. Names and options of the operations are part of it, the contents
+        of files are not.
 
         Raises:
-            ValueError: There is no element to look at; or (as InvalidArgumentError) such datasets
-                differ in more.
+            TypeError: The dataset refers to an object that cannot be pickled, such as an open file.
         """
-        return self._node.element_spec()
+        return np.uint64(fingerprint(self.node))
 
     def cardinality(self) -> int:
-        """Local. The number of elements, -1 if it is infinite, -2 if it is unknown."""
+        """Return the number of elements, -1 if it is infinite, or -2 if it is unknown."""
         return self._node.cardinality()
 
     def __len__(self) -> int:
@@ -263,18 +1240,212 @@ class Dataset(Sources, Transformations):
         return True
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._node.summary()}>"
+        return f"<Dataset {self.node.summary()}>"
 
-    def __reduce__(self) -> tuple[type[Dataset], tuple[Node]]:
-        return Dataset, (self._node,)
+    def __reduce__(self) -> tuple[type[Dataset], tuple[Node, Options]]:
+        return Dataset, (self._node, self._options)
+
+    def _derived(self, node: Node) -> Dataset:
+        return Dataset(node, self._options)
+
+    def _next_context(self) -> Context:
+        return Context(seed=(secrets.randbits(63),), epoch=next(self._passes))
 
 
-class _NumpyIterator(UnaryIterator):
+class DatasetIterator(ElementIterator):
+    """An iterator over a dataset that can be saved and restored.
+
+    The state has two forms with the same content. :meth:`get_state` and :meth:`set_state` are the
+    names of this library and of Grain, and use bytes. :meth:`state_dict` and
+    :meth:`load_state_dict` are torch's names, and use a dict: torch trainers and torchdata's
+    StatefulDataLoader find them by the names. Give that one a torch IterableDataset with an
+    ``__iter__`` that returns ``iter(dataset)``.
+
+    Args:
+        node: The description of the dataset.
+        context: The seed and the number of the iteration.
+    """
+
+    def __init__(self, node: Node, context: Context) -> None:
+        self._node = node
+        self._begin(context, 0)
+
+    @property
+    def ignored(self) -> int:
+        """The number of errors that ``ignore_errors`` has ignored in this iteration so far.
+
+        Errors of elements that ``prefetch`` has computed ahead are included.
+        """
+        return self._context.ignored.value
+
     def __next__(self) -> Any:
-        return tree.only_numpy(next(self._parent))
+        return next(self._elements)
+
+    def get_state(self) -> bytes:
+        """Return the position, for :meth:`set_state` of a later iterator.
+
+        The cost does not grow with the position. The state contains the elements that ``shuffle``
+        and ``prefetch`` hold, and is small otherwise.
+
+        Returns:
+            A pickle, for instance for ``strategy.save(..., extra={"data": state})``.
+
+        Raises:
+            UnimplementedError: A source has no position, or a data service reads the dataset in no
+                fixed order.
+        """
+        context = self._context
+        head = (_STATE_FORMAT, self._node.summary(), context.seed, context.epoch, self.ignored)
+        return pickle.dumps((*head, self._elements.get_state()), protocol=5)
+
+    def set_state(self, state: bytes) -> None:
+        """Continue at a saved position.
+
+        Args:
+            state: The result of :meth:`get_state` of an iterator over an equal dataset. It is
+                unpickled, so load only states that you trust.
+
+        Raises:
+            DataLossError: The state is damaged.
+            InvalidArgumentError: The state is of another dataset. The message names both.
+            UnimplementedError: As :meth:`get_state`.
+        """
+        try:
+            version, summary, *within = pickle.loads(state)
+        except Exception as error:
+            raise DataLossError(f"the state of an iterator is damaged: {error!r}") from error
+        if (version, summary) != (_STATE_FORMAT, self._node.summary()):
+            raise InvalidArgumentError(
+                f"the state belongs to an iterator over {summary} (format {version}), not over "
+                f"{self._node.summary()} (format {_STATE_FORMAT})"
+            )
+        seed, epoch, ignored, below = within
+        self._elements.close()
+        self._begin(Context(seed, epoch), ignored)
+        self._elements.set_state(below)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a dict, for :meth:`load_state_dict` of a later iterator.
+
+        Returns:
+            A dict with one value, the result of :meth:`get_state`. ``torch.save`` and
+            ``torch.distributed.checkpoint`` can store it.
+
+        Raises:
+            UnimplementedError: As :meth:`get_state`.
+        """
+        return {_STATE_KEY: self.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue at a saved position.
+
+        Args:
+            state_dict: The result of :meth:`state_dict`. It is unpickled, so load only states that
+                you trust.
+
+        Raises:
+            InvalidArgumentError: The dict was not made by :meth:`state_dict`, or is of another
+                dataset.
+            DataLossError: As :meth:`set_state`.
+            UnimplementedError: As :meth:`get_state`.
+        """
+        if not isinstance(state_dict, Mapping) or set(state_dict) != {_STATE_KEY}:
+            raise InvalidArgumentError(
+                "load_state_dict needs a dict made by state_dict() of an iterator over an equal "
+                f"dataset, not {state_dict!r}"
+            )
+        self.set_state(state_dict[_STATE_KEY])
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self._elements.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Return whether more elements may follow an error that was raised twice in a row."""
+        return self._elements.goes_on(error)
+
+    def __enter__(self) -> DatasetIterator:
+        return self
+
+    def _begin(self, context: Context, ignored: int) -> None:
+        self._context = CountingContext(context.seed, context.epoch, ignored=Count(ignored))
+        self._elements = self._node.iterate(self._context)
 
 
-def _nodes(datasets: Any) -> tuple[Node, ...]:
+class _NumpyIterator(DatasetIterator):
+    def __next__(self) -> Any:
+        return tree.only_numpy(super().__next__())
+
+
+class _IteratorFactory:
+    """An iterable as a function that returns its iterator. Picklable if the iterable is.
+
+    Args:
+        source: The iterable.
+    """
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self.__qualname__ = type(source).__qualname__
+
+    def __call__(self) -> Iterable[Any]:
+        return iter(self._source)
+
+
+class _NodeFunction:
+    """A function that returns a node, made of a user's function that returns a dataset. Picklable.
+
+    Args:
+        method: The method of the dataset, for messages.
+        argument: The name of the method's argument, for messages.
+        function: The user's function.
+
+    Raises:
+        TypeError: ``function`` is not callable.
+    """
+
+    def __init__(self, method: str, argument: str, function: Callable[..., Dataset]) -> None:
+        self._function = check_callable(method, argument, function)
+        self._method = method
+        self.__qualname__ = name_of(function)
+
+    def __call__(self, *arguments: Any) -> Node:
+        dataset = self._function(*arguments)
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"the function given to {self._method} returned {type(dataset).__name__}, not a "
+                "Dataset"
+            )
+        return dataset.node
+
+
+def _checkpoint_interval(arguments: Mapping[str, Any]) -> int | None:
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"save needs a dict as checkpoint_args, not {arguments!r}")
+    unknown = sorted(set(arguments) - set(_CHECKPOINT_ARGS), key=repr)
+    if unknown:
+        raise ValueError(
+            f"checkpoint_args of save has no key {unknown[0]!r}: the keys are "
+            f"{', '.join(_CHECKPOINT_ARGS)}"
+        )
+    interval = whole_or_none("save", "checkpoint_interval", arguments.get("checkpoint_interval"))
+    if interval is not None and interval < 1:
+        raise ValueError(f"save needs a checkpoint_interval of at least 1, not {interval}")
+    return interval
+
+
+def _with_dtype(method: str, argument: str, node: Node, dtype: DTypeLike) -> Node:
+    """Convert the numbers of a source of np.int64."""
+    # TensorFlow's dtypes have NumPy's. None, which NumPy takes for float64, is a mistake.
+    wanted = np.dtype(object if dtype is None else getattr(dtype, "as_numpy_dtype", dtype))
+    if wanted.kind not in "iufc":
+        raise TypeError(f"{method} needs a dtype of numbers as {argument}, not {dtype!r}")
+    if wanted == np.int64:
+        return node
+    return Promised(node, ArraySpec((), wanted), converts=True)
+
+
+def _checked(datasets: Any) -> list[Dataset]:
     if isinstance(datasets, Dataset) or not isinstance(datasets, Iterable):
         raise TypeError(f"a list of datasets is needed, not {datasets!r}")
     given = list(datasets)
@@ -283,4 +1454,12 @@ def _nodes(datasets: Any) -> tuple[Node, ...]:
         raise TypeError(f"datasets are needed, not {wrong[0]!r}")
     if not given:
         raise ValueError("at least one dataset is needed")
-    return tuple(one.node for one in given)
+    return given
+
+
+def _nodes(datasets: Iterable[Dataset]) -> tuple[Node, ...]:
+    return tuple(one._node for one in datasets)
+
+
+def _merged_options(datasets: Iterable[Dataset]) -> Options:
+    return functools.reduce(Options.merge, (one._options for one in datasets), Options())

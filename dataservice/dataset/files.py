@@ -43,16 +43,7 @@ class Files(Node):
             TypeError: Something is no path.
             ValueError: The format is unknown, or cannot be told by their names.
         """
-        if isinstance(patterns, str | bytes | os.PathLike):
-            patterns = [patterns]
-        given = list(patterns) if isinstance(patterns, Iterable) else [patterns]
-        paths = [
-            path
-            for pattern in given
-            for path in _matching(checks.path("from_files", "files", pattern))
-        ]
-        if not paths:
-            raise NotFoundError("from_files is given no files")
+        paths = matching_files("from_files", "files", patterns)
         found = {_BY_SUFFIX.get(os.path.splitext(path)[1].lower(), "") for path in paths}
         form = form or (found.pop() if len(found) == 1 else "")
         if form not in _READERS:
@@ -60,7 +51,7 @@ class Files(Node):
                 f"the format of {paths[0]!r} and the other files is not known by their names: give "
                 f"one of {sorted(_READERS)}, not {form!r}"
             )
-        return cls(tuple(os.path.abspath(path) for path in paths), form)
+        return cls(tuple(paths), form)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -78,7 +69,31 @@ class Files(Node):
         return f"from_files({len(self.paths)} of {self.format}, {self.paths[0]!r}, ...)"
 
 
-def _matching(pattern: str) -> list[str]:
+def matching_files(method: str, argument: str, patterns: Any) -> list[str]:
+    """Return the absolute paths of the files of a name or pattern, or of several.
+
+    Args:
+        method: The method of the dataset, for messages.
+        argument: The name of the method's argument, for messages.
+        patterns: Names and patterns. The files of a pattern are sorted.
+
+    Raises:
+        NotFoundError: There are no files, or none of a name or pattern.
+        TypeError: A name is not a path.
+    """
+    if isinstance(patterns, str | bytes | os.PathLike):
+        patterns = [patterns]
+    given = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    if not given:
+        raise NotFoundError(f"{method} is given no files")
+    return [
+        os.path.abspath(path)
+        for pattern in given
+        for path in _matching(method, checks.path(method, argument, pattern))
+    ]
+
+
+def _matching(method: str, pattern: str) -> list[str]:
     """Return the files of a name or pattern. A name that exists is never taken for a pattern."""
     if os.path.exists(pattern):
         return [pattern]
@@ -88,7 +103,7 @@ def _matching(pattern: str) -> list[str]:
         rest = os.path.join(part, rest)
     paths = sorted(glob.glob(os.path.join(glob.escape(folder), rest)))
     if not paths:
-        raise NotFoundError(f"from_files: no file has the name or pattern {pattern!r}")
+        raise NotFoundError(f"{method}: no file has the name or pattern {pattern!r}")
     return paths
 
 

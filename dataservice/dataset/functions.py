@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataservice.dataset.node import Node
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -28,3 +31,19 @@ def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
         return function(*element) if type(element) is tuple else function(element)
     except StopIteration as error:
         raise RuntimeError(f"the function given to {whose} raised StopIteration") from error
+
+
+class Samples:
+    """A function that makes the samples of the nodes that another function makes.
+
+    Args:
+        function: The other function.
+    """
+
+    def __init__(self, function: Callable[..., Node]) -> None:
+        self._function = function
+        self.__qualname__ = name_of(function)
+
+    def __call__(self, *arguments: Any) -> Node:
+        """Return the sample of the node that the other function makes."""
+        return self._function(*arguments).sample()

@@ -11,8 +11,7 @@ import numpy as np
 
 from dataservice.dataset.answers import number
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
-from dataservice.dataset.made_nodes import Samples
+from dataservice.dataset.functions import Samples, call
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,

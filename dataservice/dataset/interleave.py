@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
-from dataservice.dataset.made_nodes import Samples
+from dataservice.dataset.functions import Samples, call
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,

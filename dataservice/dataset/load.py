@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -37,10 +38,12 @@ class Load(Node):
     Attributes:
         path: Its folder.
         wait: Whether to wait while it is being saved.
+        shard: The only shard whose elements are read; None reads all.
     """
 
     path: str
     wait: bool
+    shard: int | None = None
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], wait: bool) -> Load:
@@ -74,7 +77,14 @@ class Load(Node):
     def cardinality(self) -> int:
         """Local. See :class:`Node`; unknown until the snapshot is complete."""
         found = self.look()
-        return sum(map(sum, found.counts)) if found and found.done else UNKNOWN_CARDINALITY
+        if found is None or not found.done:
+            return UNKNOWN_CARDINALITY
+        return sum(chunk.elements for chunk in self.chunks())
+
+    def shards(self) -> list[Load]:
+        """Return a description for each shard of a snapshot that is complete."""
+        streams = metadata.read(self.path).num_streams
+        return [dataclasses.replace(self, shard=stream) for stream in range(streams)]
 
     def source_length(self) -> int:
         """Return the number of chunks."""
@@ -94,6 +104,7 @@ class Load(Node):
                 ChunkName(stream, number, elements)
                 for stream, chunks in enumerate(found.counts)
                 for number, elements in enumerate(chunks)
+                if self.shard in (None, stream)
             ),
             key=lambda chunk: (chunk.number, chunk.stream),
         )
@@ -109,7 +120,8 @@ class Load(Node):
 
     def summary(self) -> str:
         """Local. See :class:`Node`."""
-        return f"load({self.path!r}, wait={self.wait})"
+        shard = "" if self.shard is None else f", shard={self.shard}"
+        return f"load({self.path!r}, wait={self.wait}{shard})"
 
 
 class LoadIterator(ElementIterator):
@@ -217,6 +229,8 @@ class LoadIterator(ElementIterator):
         chunk = self._first_of(found)
         if chunk is None and not found.done:
             found = self._found = metadata.progress(self._node.path)
+            added = len(found.counts) - len(self._taken)
+            self._taken += [0] * added  # streams for new shards of shard_func
             chunk = self._first_of(found)
         if chunk is None and found.done:
             raise StopIteration
@@ -227,7 +241,7 @@ class LoadIterator(ElementIterator):
         ready = [
             (taken, stream)
             for stream, taken in enumerate(self._taken)
-            if taken < len(found.counts[stream])
+            if taken < len(found.counts[stream]) and self._node.shard in (None, stream)
         ]
         if not ready:
             return None

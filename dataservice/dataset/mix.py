@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any
 from zlib import crc32
@@ -64,10 +65,13 @@ class Sample(_Mix):
     Attributes:
         weights: How likely each is, compared with the others.
         seed: Fixes the order of each pass; None differs from run to run.
+        rerandomize: Whether each pass has draws of its own.
     """
 
     weights: tuple[float, ...]
     seed: int | None
+    rerandomize: bool = True
+    _fixed: int = field(repr=False, compare=False, default=0)
 
     @classmethod
     def of(
@@ -76,6 +80,7 @@ class Sample(_Mix):
         weights: Sequence[float] | None,
         seed: int | None,
         stop_on_empty: bool,
+        rerandomize: bool = True,
     ) -> Sample:
         """Local. Check the arguments.
 
@@ -95,7 +100,9 @@ class Sample(_Mix):
                 f"weights must be {len(parents)} numbers of at least 0, one for each dataset, "
                 f"with a positive and finite sum, not {weights!r}"
             )
-        return cls(parents, stop_on_empty, tuple(given), seed)
+        # Passes that must agree without a seed need one that belongs to the description.
+        fixed = secrets.randbits(63)
+        return cls(parents, stop_on_empty, tuple(given), seed, rerandomize, fixed)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -112,7 +119,8 @@ class Sample(_Mix):
     def indexed_length(self) -> int | None:
         """Return the sum of the lengths; see :class:`Node`."""
         lengths = self.lengths()
-        if lengths is None or self.stop_on_empty:
+        fixed_here = self.seed is None and not self.rerandomize  # by a seed of this process
+        if lengths is None or self.stop_on_empty or fixed_here:
             return None
         pairs = zip(lengths, self.weights, strict=True)
         return min(sum(length for length, weight in pairs if weight), ENDLESS)
@@ -131,7 +139,7 @@ class Sample(_Mix):
     @property
     def same_every_epoch(self) -> bool:
         """Local. See :class:`Node`."""
-        return False
+        return not self.rerandomize and super().same_every_epoch
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         lengths = self.lengths()
@@ -145,6 +153,8 @@ class Sample(_Mix):
 
     def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
         """Return what the draws of an epoch depend on."""
+        if not self.rerandomize:
+            return (self._fixed if self.seed is None else self.seed,)
         if self.seed is not None:
             return (self.seed, epoch)
         # Of the description as text, so that all processes draw the same.
@@ -152,7 +162,8 @@ class Sample(_Mix):
 
     def further(self) -> list[str]:
         """Local. See :class:`SeveralNode`."""
-        return [f"weights={self.weights}", f"seed={self.seed}"]
+        shown = [f"weights={self.weights}", f"seed={self.seed}"]
+        return shown if self.rerandomize else [*shown, "rerandomize=False"]
 
 
 class _EpochDraws:

@@ -33,13 +33,14 @@ class ParallelMap(Map):
         function: The function.
         calls: How many at once; AUTOTUNE: as there are cores where the pass is.
         deterministic: Whether elements stay in their order; otherwise who is ready goes first.
+            None, which :class:`Options` may replace, means True.
         processes: Whether the function runs in processes in place of threads.
     """
 
     parent: Node
     function: Callable[..., Any]
     calls: int
-    deterministic: bool
+    deterministic: bool | None
     processes: bool
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class ParallelMap(Map):
 
     def indexed_length(self) -> int | None:
         """Return the length of the node below if elements stay in order; see :class:`Node`."""
-        return super().indexed_length() if self.deterministic else None
+        return None if self.deterministic is False else super().indexed_length()
 
     def sample(self) -> Node:
         """Return a node that computes its first element alone; see :class:`Node`."""
@@ -71,7 +72,7 @@ class ParallelMapIterator(UnaryIterator):
     def __init__(self, node: ParallelMap, parent: ElementIterator, context: Context) -> None:
         super().__init__(parent)
         self._scope = context.scope or Scope()
-        self._in_order = node.deterministic or context.numbered
+        self._in_order = node.deterministic is not False or context.numbered
         self._pending: deque[_Call] = deque()
         self._ended = False
         self._calls = usable_cores() if node.calls == AUTOTUNE else node.calls
@@ -183,7 +184,7 @@ class _Workers:
         self._calls = calls
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Those that have ended, where the first to end goes first, and the lock of who waits.
-        self._ended: deque[_Call] | None = None if node.deterministic else deque()
+        self._ended: deque[_Call] | None = None if node.deterministic is not False else deque()
         self._bells: deque[threading.Lock] = deque()
         self._started = 0
         self._closed = False

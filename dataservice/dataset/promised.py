@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, Place, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, fits, spec_of
 from mpidist.errors import InvalidArgumentError
 
@@ -36,6 +37,13 @@ class Promised(UnaryNode):
     def has_static_spec(self) -> bool:
         """Local. See :class:`Node`."""
         return True
+
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return PromisedIterator(self, self.parent.read(places, context))
 
     def _iterate(self, context: Context) -> ElementIterator:
         return PromisedIterator(self, self.parent.iterate(context))

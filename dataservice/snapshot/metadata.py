@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import os
 import pickle
@@ -125,6 +126,19 @@ def create(
     return metadata
 
 
+def add_stream(path: str) -> None:
+    """Add a stream to a snapshot that is being saved; by its only writer.
+
+    Raises:
+        FailedPreconditionError: The folder cannot be written.
+    """
+    metadata = read(path)
+    with layout.writing(path):
+        os.makedirs(layout.stream_folder(path, metadata.num_streams), exist_ok=True)
+        added = dataclasses.replace(metadata, num_streams=metadata.num_streams + 1)
+        layout.put(path, layout.METADATA, _facts(added))
+
+
 def _what_is_there(path: str) -> str:
     if layout.get(path, layout.METADATA) is None:
         return f"cannot save to {path!r}: there is something already, and no snapshot"
@@ -175,7 +189,12 @@ def progress(path: str) -> Progress:
     if failed is not None:
         raise from_code(failed["code"], f"the save of {path!r} has failed: {failed['message']}")
     done = layout.get(path, layout.DONE)  # before the list, so that the list is complete if it is
-    counts = layout.committed_chunks(path, metadata.num_streams)
+    try:
+        counts = layout.committed_chunks(path, metadata.num_streams)
+    except DataLossError:
+        if read(path) == metadata:
+            raise
+        return progress(path)  # a stream was added meanwhile, and has a chunk
     if done is not None:
         _compare(path, tuple(map(tuple, done["counts"])), counts)
     return Progress(metadata, counts, done is not None)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dataservice import Dataset
 from dataservice.dataset.context import Context, Scope, SplitsFailed
+from dataservice.dataset.dataset import DatasetIterator
 from dataservice.dataset.failure import Failure
-from dataservice.dataset.iteration import DatasetIterator
 from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mpidist import task_metrics
 from mpidist.errors import (

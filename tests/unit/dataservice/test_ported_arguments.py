@@ -46,7 +46,7 @@ def test_map_keeps_the_order_unless_told_otherwise():
     calls = {"num_parallel_calls": 2}
     for deterministic, in_order in ((None, True), (True, True), (False, False)):
         mapped = Dataset.range(3).map(abs, deterministic=deterministic, **calls)
-        assert mapped.node.deterministic is in_order
+        assert (mapped.node.indexed_length() == 3) is in_order
 
 
 def test_batch_and_interleave_take_what_they_do_without():

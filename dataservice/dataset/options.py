@@ -1,0 +1,153 @@
+"""The options of a dataset, as tf.data.Options."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from typing import Any
+
+from dataservice.dataset.autotune import AUTOTUNE
+from dataservice.dataset.checks import whole_or_none
+from dataservice.dataset.interleave import Interleave
+from dataservice.dataset.node import Node
+from dataservice.dataset.parallel_map import ParallelMap
+
+
+class _Fields:
+    """Base class of options: only the annotated attributes exist, and their values are checked."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__annotations__:
+            raise self._unknown(name)
+        super().__setattr__(name, self._checked(name, value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle and copy look for methods
+            raise AttributeError(name)
+        raise self._unknown(name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # options can be changed
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({shown})"
+
+    def _unknown(self, name: str) -> AttributeError:
+        known = ", ".join(type(self).__annotations__)
+        return AttributeError(
+            f"{type(self).__name__} has no option {name!r}: those with an effect here are {known}"
+        )
+
+    def _checked(self, name: str, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class ThreadingOptions(_Fields):
+    """Options of threads; see :class:`Options`.
+
+    Attributes:
+        private_threadpool_size: The largest number of threads of each ``map`` and ``interleave``
+            with ``num_parallel_calls``. AUTOTUNE means this number. None or 0: no limit. The
+            processes of ``map(processes=True)`` are not limited.
+    """
+
+    private_threadpool_size: int | None
+
+    def __init__(self) -> None:
+        self.private_threadpool_size = None
+
+    def _checked(self, name: str, value: Any) -> int | None:
+        size = whole_or_none("ThreadingOptions", name, value)
+        if size is not None and size < 0:
+            raise ValueError(f"{name} must be at least 0, not {size}")
+        return size
+
+
+class Options(_Fields):
+    """Options for :meth:`Dataset.with_options`.
+
+    They have the names of ``tf.data.Options``. Only the options with an effect here exist. Others
+    raise an AttributeError that names these. For example, ``autotune`` is missing, because AUTOTUNE
+    stands for fixed numbers, and nothing is measured.
+
+    Attributes:
+        deterministic: The order of ``map(num_parallel_calls=..., deterministic=None)``: False lets
+            the results come in the order in which they are ready. None means True.
+        threading: The :class:`ThreadingOptions`.
+    """
+
+    deterministic: bool | None
+    threading: ThreadingOptions
+
+    def __init__(self) -> None:
+        self.deterministic = None
+        self.threading = ThreadingOptions()
+
+    def merge(self, other: Options) -> Options:
+        """Return these options with those that are set in others, which take precedence."""
+        merged = copy.deepcopy(self)
+        if other.deterministic is not None:
+            merged.deterministic = other.deterministic
+        if other.threading.private_threadpool_size is not None:
+            merged.threading.private_threadpool_size = other.threading.private_threadpool_size
+        return merged
+
+    def _checked(self, name: str, value: Any) -> Any:
+        if name == "threading":
+            if not isinstance(value, ThreadingOptions):
+                raise TypeError(f"threading must be ThreadingOptions, not {value!r}")
+        elif value is not None and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True, False or None, not {value!r}")
+        return value
+
+
+def with_options_applied(node: Node, options: Options) -> Node:
+    """Return a node whose transformations obey options; the same node if that changes nothing."""
+    return node if options == Options() else _Rewriting(options).result(node)
+
+
+class _Rewriting:
+    """Replaces nodes by ones that obey options. A node that is used twice is replaced once."""
+
+    def __init__(self, options: Options) -> None:
+        self._deterministic = options.deterministic
+        self._threads = options.threading.private_threadpool_size or sys.maxsize
+        self._results: dict[int, Node] = {}
+
+    def result(self, node: Node) -> Node:
+        if id(node) not in self._results:
+            self._results[id(node)] = self._rewritten(node)
+        return self._results[id(node)]
+
+    def _rewritten(self, node: Node) -> Node:
+        # Other packages define nodes whose inputs a data service evaluates: it has been given them.
+        if not type(node).__module__.startswith(f"{__package__}."):
+            return node
+        changes = self._changed_inputs(node)
+        if isinstance(node, ParallelMap):
+            if node.deterministic is None and self._deterministic is not None:
+                changes["deterministic"] = self._deterministic
+            if self._exceeds(node.calls) and not node.processes:
+                changes["calls"] = self._threads
+        elif isinstance(node, Interleave) and self._exceeds(node.ahead):
+            changes["ahead"] = self._threads
+        return dataclasses.replace(node, **changes) if changes else node  # type: ignore[type-var]
+
+    def _changed_inputs(self, node: Node) -> dict[str, Any]:
+        """Return the fields of a node that hold nodes to be replaced, with the new ones."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(node):  # type: ignore[arg-type]
+            value = getattr(node, field.name)
+            inputs = value if isinstance(value, tuple) else (value,)
+            new = tuple(self.result(one) if isinstance(one, Node) else one for one in inputs)
+            if any(one is not other for one, other in zip(new, inputs, strict=True)):
+                found[field.name] = new if isinstance(value, tuple) else new[0]
+        return found
+
+    def _exceeds(self, threads: int) -> bool:
+        limited = self._threads < sys.maxsize
+        return limited and (threads == AUTOTUNE or threads > self._threads)
