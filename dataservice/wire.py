@@ -1,10 +1,9 @@
-"""How elements, datasets and errors travel: a pickle, and the memory of large arrays beside it."""
+"""How elements and datasets travel: a pickle, and the memory of large arrays beside it."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 
 from dataservice.compression import Compressor
 from dataservice.dataset.node import Node
-from mpidist.errors import UnknownError
 
 Array = np.ndarray[Any, Any]
 
@@ -134,48 +132,6 @@ def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
         for part, size in zip(parts, sizes, strict=True)
     ]
     return Parcel(whole[0].tobytes(), whole[1:])
-
-
-def pack_error(error: BaseException, where: str) -> bytes:
-    """Local. Pickle an error with a note of its traceback and of where it was raised.
-
-    What is no Exception, such as SystemExit, becomes an UnknownError that names it: raised as it
-    was, it would end the script of whoever reads the elements.
-    """
-    data: bytes
-    told = traceback.TracebackException.from_exception(error)
-    text = "".join(told.format()).rstrip()
-    name = type(error).__qualname__
-    reason = f"{name} is not raised here, where it would end the script"
-    if isinstance(error, Exception):
-        error.add_note(f"raised in {where}:\n{text}")
-        try:
-            data = cloudpickle.dumps(_Noted(error))
-            pickle.loads(data)
-        except BaseException:
-            # One whose constructor takes other arguments than it stores cannot be made again.
-            reason = f"{name} itself cannot be pickled"
-        else:
-            return data
-    copy = UnknownError(f"{name}: {told} (raised in {where}; {reason})")
-    copy.add_note(text)
-    data = cloudpickle.dumps(copy)
-    return data
-
-
-class _Noted:
-    """Becomes an error with its notes, which a ``__reduce__`` of its own may leave out."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _noted, (self._error, self._error.__notes__)
-
-
-def _noted(error: BaseException, notes: list[str]) -> BaseException:
-    error.__notes__ = notes
-    return error
 
 
 def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from dataservice.dataset.spec import Spec
+from dataservice.errors import code_and_message
 from dataservice.snapshot import layout
 from dataservice.snapshot.layout import Counts
 from mpidist.errors import (
@@ -21,8 +22,6 @@ from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
     NotFoundError,
-    OpError,
-    UnknownError,
     from_code,
 )
 
@@ -245,9 +244,7 @@ def fail(path: str, error: BaseException) -> None:
     Raises:
         FailedPreconditionError: The file cannot be written.
     """
-    known = isinstance(error, OpError)
-    message = str(error) if known else f"{type(error).__qualname__}: {error}"
-    code = error.code if isinstance(error, OpError) else UnknownError.code
+    code, message = code_and_message(error)
     with layout.writing(path):
         layout.put(path, layout.ERROR, {"code": code, "message": message})
 

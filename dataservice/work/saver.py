@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from dataservice.dataset.context import Context
 from dataservice.dataset.node import ElementIterator, Node
+from dataservice.errors import code_and_message
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.snapshot.packing import packer
@@ -17,7 +18,7 @@ from dataservice.snapshot.writer import StreamWriter
 from dataservice.wire import dumps
 from dataservice.work.feeds import StridedFeed
 from dataservice.work.task_thread import TaskThread, WithdrawnError
-from mpidist.errors import AbortedError, Error, OpError, UnimplementedError, UnknownError
+from mpidist.errors import AbortedError, Error, UnimplementedError
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,9 @@ class Saver(TaskThread):
     def _fail(self, error: BaseException) -> None:
         if self._dispatcher.stopped():
             return
-        name = type(error).__qualname__
-        known = error if isinstance(error, OpError) else UnknownError(f"{name}: {error}")
-        message = f"{known} (while {self._where} saved its part)"
-        self._end(pb.TaskProgress(task_id=self._task_id, code=known.code, message=message))
+        code, message = code_and_message(error)
+        message = f"{message} (while {self._where} saved its part)"
+        self._end(pb.TaskProgress(task_id=self._task_id, code=code, message=message))
 
     def _end(self, progress: pb.TaskProgress) -> None:
         self._result = progress
