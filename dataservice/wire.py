@@ -11,15 +11,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from dataservice.compression import Compressor
 from dataservice.dataset.node import Node
 
 Array = np.ndarray[Any, Any]
 
 # Smaller arrays are copied into the pickle: a message of its own would cost more than the copy.
 _BESIDE_BYTES = 32 << 10
-# Travels once to see how fast the way to a worker is.
-PROBE_BYTES = 4 << 20
 _NOT_HERE = (
     "the dataset needs it, and it cannot be imported where the dataset is evaluated. A function or "
     "class of a module that can be imported where the dataset is made travels by reference. Put "
@@ -103,35 +100,6 @@ def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
     except AttributeError as error:
         raise AttributeError(f"{error}: {_NOT_HERE}") from error
     return node
-
-
-def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
-    """Local. Compress what gets smaller by it.
-
-    Returns:
-        The parcel, and what :func:`expand` needs: the sizes of the pickle and of each buffer
-        before, in bytes; 0 for those that are as they were.
-    """
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    small = [compressor.compress(part) for part in parts]
-    sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
-    pickled = parcel.pickle if small[0] is None else small[0].tobytes()
-    pairs = zip(parts[1:], small[1:], strict=True)
-    return Parcel(pickled, [part if s is None else s for part, s in pairs]), sizes
-
-
-def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
-    """Local. The inverse of :func:`compress`; DataLossError if it is not what was compressed."""
-    if not any(sizes):
-        return parcel
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    whole = [
-        compressor.decompress(part, size) if size else part
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    return Parcel(whole[0].tobytes(), whole[1:])
 
 
 def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:

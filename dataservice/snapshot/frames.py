@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from dataservice.compression import Compressor
 from dataservice.wire import Array, pack_elements, unpack
+from mpidist.errors import DataLossError
 
 ELEMENT, END, STATE = 1, 2, 3
 
@@ -33,11 +35,12 @@ _MAGIC = b"mpidist1"
 _HEAD = struct.Struct("<8s16sQQ")
 _CRC = struct.Struct("<I")
 _START = struct.Struct("<QI")
+# Before a compressed body: its original size, or 0 if it is stored as it was.
+_SIZE = struct.Struct("<Q")
 
 # Arrays in a body begin at multiples of this, so that elements of any dtype are aligned in memory.
 _ALIGNMENT = 16
 
-Transform = Callable[[bytes], bytes]
 Buffer = bytes | memoryview
 
 
@@ -72,7 +75,7 @@ def checksum(length: int, kind: int, body: Sequence[Buffer]) -> int:
     return crc
 
 
-def pack(element: Any, compress: Transform | None) -> list[Buffer]:
+def pack(element: Any, compressor: Compressor | None) -> list[Buffer]:
     """Local. The body of an element's record: lengths of the parts, then the parts.
 
     Raises:
@@ -82,13 +85,22 @@ def pack(element: Any, compress: Transform | None) -> list[Buffer]:
     parts: list[Buffer] = [parcel.pickle, *(buffer.data for buffer in parcel.buffers)]
     lengths = struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts))
     body = list(_padded([lengths, *parts]))
-    return body if compress is None else [compress(b"".join(body))]
+    if compressor is None:
+        return body
+    whole = b"".join(body)
+    small = compressor.compress(np.frombuffer(whole, np.uint8))
+    return [_SIZE.pack(0), whole] if small is None else [_SIZE.pack(len(whole)), small.data]
 
 
-def unpack_body(body: Array, decompress: Transform | None) -> Any:
+def unpack_body(body: Array, compressor: Compressor | None) -> Any:
     """Local. The element of a record; its large arrays are views of the body."""
-    if decompress is not None:
-        body = np.frombuffer(decompress(body.tobytes()), np.uint8).copy()  # which can be written
+    if compressor is not None:
+        if len(body) < _SIZE.size:
+            raise DataLossError(f"a compressed record of {len(body)} bytes is too short")
+        (size,) = _SIZE.unpack_from(body.data)
+        body = body[_SIZE.size :]
+        # Copied, so that arrays of any dtype are aligned.
+        body = compressor.decompress(body, size) if size else body.copy()
     (count,) = struct.unpack_from("<I", body.data)
     lengths = struct.unpack_from(f"<{count}Q", body.data, 4)
     place = _after(4 + 8 * count)

@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 
+from dataservice.compression import CODECS
 from dataservice.dataset.spec import Spec
 from dataservice.errors import code_and_message
 from dataservice.snapshot import layout
@@ -22,6 +23,7 @@ from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
     NotFoundError,
+    UnimplementedError,
     from_code,
 )
 
@@ -140,6 +142,7 @@ def read(path: str) -> Metadata:
     Raises:
         DataLossError: It is damaged, or of another format.
         NotFoundError: There is no snapshot.
+        UnimplementedError: Its compression is unknown here.
     """
     facts = layout.get(path, layout.METADATA)
     if facts is None:
@@ -152,11 +155,17 @@ def read(path: str) -> Metadata:
             f"the snapshot {path!r} has format {facts.get('format')!r}, not {FORMAT}: load it "
             "with the version of mpidist that saved it"
         )
+    compression = facts["compression"]
+    if compression not in (None, *CODECS):
+        raise UnimplementedError(
+            f"the snapshot {path!r} is compressed with {compression!r}, which is unknown here: "
+            "load it with the version of mpidist that saved it"
+        )
     return Metadata(
         bytes.fromhex(facts["identity"]),
         facts["num_streams"],
         facts["dataset"],
-        facts["compression"],
+        compression,
         base64.b64decode(facts["element_spec"]),
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dataservice.compression import Compressor
 from dataservice.snapshot import frames
 from dataservice.snapshot.layout import ChunkName, missing_chunk
 from dataservice.snapshot.metadata import Metadata
-from dataservice.snapshot.packing import unpacker
 from dataservice.wire import Array
 from mpidist.errors import DataLossError, FailedPreconditionError
 
@@ -31,11 +31,11 @@ class ChunkReader:
 
     Raises:
         DataLossError: It is gone, damaged, or of another snapshot.
-        UnimplementedError: It is compressed in a way that is unknown here.
+        FailedPreconditionError: It is compressed, and the package cramjam is not installed.
     """
 
     def __init__(self, snapshot: str, metadata: Metadata, chunk: ChunkName) -> None:
-        self._decompress = unpacker(metadata.compression)
+        self._compressor = Compressor(metadata.compression) if metadata.compression else None
         self.chunk = chunk
         self._path = chunk.path(snapshot)
         try:
@@ -77,7 +77,7 @@ class ChunkReader:
         if kind != frames.ELEMENT:
             raise self._damaged(start, f"there is a record of kind {kind}, not an element")
         try:
-            element = frames.unpack_body(body, self._decompress)
+            element = frames.unpack_body(body, self._compressor)
         except Exception as error:
             raise FailedPreconditionError(
                 f"cannot unpickle the element at byte {start} of {self._path!r}: {error!r}; "

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
+from dataservice.compression import Compressor
 from dataservice.snapshot import frames, layout, metadata
-from dataservice.snapshot.frames import Transform
 from dataservice.snapshot.layout import ChunkName
 from dataservice.snapshot.reader import ChunkReader
 from mpidist.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
@@ -45,8 +45,6 @@ class StreamWriter:
         attempt: Higher than those of all attempts before. Earlier ones can commit nothing from now
             on, though their processes may still run.
         chunk_bytes: At how many bytes a chunk is full.
-        compress: Makes the body of a record smaller; the reader must know how to undo what the
-            metadata name.
 
     Attributes:
         state: Where to go on; None from the beginning.
@@ -57,8 +55,10 @@ class StreamWriter:
         AbortedError: A later attempt has begun.
         AlreadyExistsError: Another writer has this number of attempt.
         DataLossError: The snapshot is damaged.
-        FailedPreconditionError: The folder cannot be written.
+        FailedPreconditionError: The folder cannot be written, or elements are to be compressed and
+            the package cramjam is not installed.
         NotFoundError: There is no snapshot.
+        UnimplementedError: Its compression is unknown here.
         ValueError: It has no such stream, or the attempt is negative.
     """
 
@@ -69,7 +69,6 @@ class StreamWriter:
         attempt: int,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        compress: Transform | None = None,
     ) -> None:
         self._metadata = metadata.read(path)
         if not 0 <= stream < self._metadata.num_streams:
@@ -84,7 +83,8 @@ class StreamWriter:
         self._stream_folder = layout.stream_folder(path, stream)
         self._folder = os.path.join(self._stream_folder, f"attempt_{attempt}")
         self._chunk_bytes = chunk_bytes
-        self._compress = compress
+        codec = self._metadata.compression
+        self._compressor = Compressor(codec) if codec else None
         self._file: BinaryIO | None = None
         self._appended = 0
         self._counts: list[int] = []
@@ -106,7 +106,7 @@ class StreamWriter:
             FailedPreconditionError: The file cannot be written.
         """
         self._check_open()
-        pieces = frames.record(frames.ELEMENT, frames.pack(element, self._compress))
+        pieces = frames.record(frames.ELEMENT, frames.pack(element, self._compressor))
         with self._unless_fenced():
             self._write(pieces)
         self._appended += 1

@@ -12,8 +12,6 @@ from dataservice.dataset.context import Context
 from dataservice.dataset.node import ElementIterator, Node
 from dataservice.errors import code_and_message
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.snapshot import metadata
-from dataservice.snapshot.packing import packer
 from dataservice.snapshot.writer import StreamWriter
 from dataservice.wire import dumps
 from dataservice.work.feeds import StridedFeed
@@ -56,12 +54,9 @@ class Saver(TaskThread):
 
     def _save(self, task: pb.Task, node: Node) -> int | None:
         """Write the part; gives the number of its elements, None if it was stopped."""
-        name = metadata.read(task.path).compression
         with contextlib.ExitStack() as stack:
             with _fenced():
-                writer = stack.enter_context(
-                    StreamWriter(task.path, task.part, task.attempt, compress=packer(name))
-                )
+                writer = stack.enter_context(StreamWriter(task.path, task.part, task.attempt))
             if writer.finished:
                 return writer.elements
             feed = StridedFeed(node, task.part, task.num_parts) if task.num_parts > 1 else None
