@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.files import write_whole
 from mpidist.errors import DataLossError, Error, FailedPreconditionError
 
 METADATA = "metadata"
@@ -156,32 +157,19 @@ def writing(path: str) -> Iterator[None]:
         ) from error
 
 
-def sync_folder(path: str) -> None:
-    """Local. Have the names in a folder survive a loss of power."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def put(folder: str, name: str, facts: dict[str, Any], *, by_way_of: str | None = None) -> None:
-    """Local. Write a file of facts, in JSON with a checksum; one of the name is replaced.
+    """Write a file of facts in JSON with a checksum. An existing one is replaced.
 
     Args:
-        folder: Where.
-        name: Of the file.
-        facts: What JSON can hold.
-        by_way_of: The folder that it is written in, and renamed from; by default the same.
+        folder: The folder of the file.
+        name: The name of the file.
+        facts: The content.
+        by_way_of: The folder that the file is written in, and renamed from. By default the same.
     """
     content = json.dumps(facts)
-    partial = os.path.join(by_way_of or folder, f"{name}.partial-{secrets.token_hex(4)}")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump({"crc32": zlib.crc32(content.encode()), "facts": facts}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(partial, os.path.join(folder, name))
-    sync_folder(folder)
+    told = json.dumps({"crc32": zlib.crc32(content.encode()), "facts": facts})
+    temporary = os.path.join(by_way_of or folder, f"{name}.partial-{secrets.token_hex(4)}")
+    write_whole(os.path.join(folder, name), told.encode(), temporary)
 
 
 def get(folder: str, name: str) -> dict[str, Any] | None:

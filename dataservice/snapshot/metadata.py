@@ -16,6 +16,7 @@ import cloudpickle
 from dataservice.compression import CODECS
 from dataservice.dataset.spec import Spec
 from dataservice.errors import code_and_message
+from dataservice.files import put_in_place
 from dataservice.snapshot import layout
 from dataservice.snapshot.layout import Counts
 from mpidist.errors import (
@@ -115,8 +116,7 @@ def create(
             for stream in range(num_streams):
                 os.makedirs(layout.stream_folder(partial, stream))
             layout.put(partial, layout.METADATA, _facts(metadata))
-            os.rename(partial, path)  # replaces an empty folder, and nothing else
-            layout.sync_folder(os.path.dirname(path))
+            put_in_place(partial, path)  # replaces an empty folder, and nothing else
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise AlreadyExistsError(_what_is_there(path)) from error

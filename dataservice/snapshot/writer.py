@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 from dataservice.compression import Compressor
+from dataservice.files import put_in_place
 from dataservice.snapshot import frames, layout, metadata
 from dataservice.snapshot.layout import ChunkName
 from dataservice.snapshot.reader import ChunkReader
@@ -139,8 +140,7 @@ class StreamWriter:
             file.close()
             self._file = None
             # The moment at which elements and state count. A later attempt has removed the folder.
-            os.rename(self._uncommitted, chunk.path(self._snapshot))
-            layout.sync_folder(os.path.dirname(chunk.path(self._snapshot)))
+            put_in_place(self._uncommitted, chunk.path(self._snapshot))
             if self._last is not None:
                 _drop_state(self._last.path(self._snapshot))
         self._last = chunk

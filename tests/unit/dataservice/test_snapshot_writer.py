@@ -56,12 +56,15 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import test_snapshot_writer as test
+from dataservice import files
 
 last, calls = int(sys.argv[4]), 0
+ROOT = os.path.dirname(files.__file__)
+OWN = (os.path.join(ROOT, "snapshot"), os.path.join(ROOT, "files.py"))
 
 def count(frame, event, argument):
     global calls
-    if os.sep + "snapshot" + os.sep in frame.f_code.co_filename:
+    if frame.f_code.co_filename.startswith(OWN):
         if calls == last:
             os.kill(os.getpid(), signal.SIGKILL)
         calls += 1
