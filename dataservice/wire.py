@@ -1,4 +1,4 @@
-"""How elements and datasets travel: a pickle, and the memory of large arrays beside it."""
+"""Pickle elements and datasets, with the memory of large arrays beside the pickle."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 
-from dataservice.dataset.node import Node
+if TYPE_CHECKING:
+    from dataservice.dataset.node import Node
 
 Array = np.ndarray[Any, Any]
 
@@ -27,18 +28,18 @@ _NOT_HERE = (
 
 @dataclass(frozen=True)
 class Parcel:
-    """Something pickled.
+    """A pickled value.
 
     Attributes:
-        pickle: Protocol 5.
-        buffers: Memory of large arrays, flat uint8; not copied.
+        pickle: The pickle, of protocol 5.
+        buffers: The memory of large arrays as flat uint8. It is not copied.
     """
 
     pickle: bytes
     buffers: Sequence[Array]
 
     def digest(self) -> bytes:
-        """Local. SHA-256 of all of it."""
+        """Return the SHA-256 of the pickle and the buffers."""
         result = hashlib.sha256(self.pickle)
         for buffer in self.buffers:
             result.update(buffer.data)
@@ -46,7 +47,7 @@ class Parcel:
 
 
 def pack_elements(elements: list[Any]) -> Parcel:
-    """Local. Pickle elements; what pickle cannot name, such as a script's own classes, by value.
+    """Pickle elements. Classes that pickle cannot name, such as a script's own, go by value.
 
     Raises:
         Exception: An element cannot be pickled.
@@ -58,10 +59,10 @@ def pack_elements(elements: list[Any]) -> Parcel:
 
 
 def dumps(value: Any) -> bytes:
-    """Local. Pickle something in one piece, as :func:`pack_elements` does.
+    """Pickle a value in one piece, with the classes that :func:`pack_elements` can pickle.
 
     Raises:
-        Exception: It cannot be pickled.
+        Exception: The value cannot be pickled.
     """
     try:
         return pickle.dumps(value, protocol=5)
@@ -71,24 +72,24 @@ def dumps(value: Any) -> bytes:
 
 
 def pack_dataset(node: Node) -> Parcel:
-    """Local. Pickle a description with its functions by value.
+    """Pickle a description of a dataset. Its functions go by value.
 
     Raises:
-        Exception: Something that it refers to cannot be pickled.
+        Exception: A function or object of the description cannot be pickled.
     """
     return _pack(node, cloudpickle.dumps)
 
 
-def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
-    """Local. The inverse; arrays refer to the memory of the buffers."""
+def unpack(data: bytes | memoryview, buffers: Sequence[Array]) -> Any:
+    """Unpickle a value. Its large arrays are views of the buffers."""
     return pickle.loads(data, buffers=buffers)
 
 
 def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
-    """Local. The inverse of :func:`pack_dataset`.
+    """Return the description that :func:`pack_dataset` was given.
 
     Raises:
-        AttributeError: A module is another one here: it lacks what the dataset refers to.
+        AttributeError: A module lacks a name here that the dataset refers to.
         ImportError: A module that the dataset refers to cannot be imported here.
     """
     try:

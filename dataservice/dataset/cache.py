@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.cache_file import CacheFile, Writing
 from dataservice.dataset.context import Context, Passes
 from dataservice.dataset.node import ElementIterator, Node, UnaryNode
 from dataservice.dataset.split_cache import SplitCacheIterator
+from dataservice.snapshot.cache import CacheFile, CacheWriter
 
 _Origin = tuple[tuple[int, ...], Passes]
 """The randomness and the numbers of a pass: what it was made from."""
@@ -101,9 +101,11 @@ class Cache(UnaryNode):
             )
         return None if self._memory.elements is None else _Kept(self._memory.elements)
 
-    def keep(self) -> _Keeping | Writing:
+    def keep(self) -> _Keeping | CacheWriter:
         """Local. Something that keeps the elements of a pass."""
-        return Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+        return (
+            CacheWriter(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+        )
 
 
 class CacheIterator(ElementIterator):
@@ -115,7 +117,7 @@ class CacheIterator(ElementIterator):
         self._kept = node.kept()
         self._given = 0
         self._parent: ElementIterator | None = None
-        self._keeping: _Keeping | Writing | None = None
+        self._keeping: _Keeping | CacheWriter | None = None
         if self._kept is None:
             self._begin(node.origin or (context.seed, context.passes))
 

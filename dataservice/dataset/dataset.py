@@ -166,7 +166,7 @@ class Dataset(Sources, Transformations):
             ValueError: There are no shards.
             Exception: What a function of the dataset raises; :meth:`load` then tells of it.
         """
-        from dataservice.snapshot.local import save  # itself above this package
+        from dataservice.snapshot.writer import save  # itself above this package
 
         save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
 

@@ -20,8 +20,7 @@ from dataservice.dataset import UNKNOWN_CARDINALITY
 from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.spec import ArraySpec
 from dataservice.snapshot import metadata
-from dataservice.snapshot.local import save
-from dataservice.snapshot.writer import StreamWriter
+from dataservice.snapshot.writer import StreamWriter, save
 from mpidist.config import Config
 from mpidist.errors import (
     AlreadyExistsError,
@@ -245,7 +244,7 @@ def test_an_error_of_the_tree_keeps_its_class(tmp_path):
 SAVER = """
 import sys
 from dataservice import Dataset
-from dataservice.snapshot.local import save
+from dataservice.snapshot.writer import save
 
 def given(i):
     sys.stdin.readline()

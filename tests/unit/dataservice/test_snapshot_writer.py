@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.snapshot import layout, metadata
+from dataservice.snapshot import metadata
+from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.writer import StreamWriter
 from mpidist.errors import (
     AbortedError,
@@ -332,7 +333,7 @@ def test_a_damaged_state(tmp_path):
     with StreamWriter(path, 0, 0) as writer:
         writer.append(1)
         writer.commit(b"state")
-    file = layout.ChunkName(0, 0, 1).path(path)
+    file = ChunkName(0, 0, 1).path(path)
     with open(file, "rb") as chunk:
         content = chunk.read()
     start = content.rindex(b"state") - 16
