@@ -80,7 +80,9 @@ class CacheWriter:
         if not self._finalizer.alive:
             return
         self._offsets.append(self._chunk.file.tell())
-        index = np.array(self._offsets, _OFFSET).tobytes() + self._summary.encode()
+        # The summary may name files whose names are not UTF-8.
+        summary = self._summary.encode("utf-8", "surrogatepass")
+        index = np.array(self._offsets, _OFFSET).tobytes() + summary
         try:
             with writing(f"the cache {self._path!r}"):
                 self._chunk.finish(format.COUNT.pack(self._chunk.elements) + index)
@@ -137,6 +139,7 @@ class CacheFile:
 
         Raises:
             DataLossError: It is damaged. The others can still be read.
+            FailedPreconditionError: It cannot be unpickled here.
         """
         self._reader.position = int(self._offsets[index]), index
         return self._reader.read()
@@ -152,7 +155,8 @@ class CacheFile:
         self._offsets = np.frombuffer(state, _OFFSET, count + 1, format.COUNT.size)
         with suppress(StopIteration):
             self.element(count)  # checks the end
-        return state[format.COUNT.size + self._offsets.nbytes :].decode()
+        summary = state[format.COUNT.size + self._offsets.nbytes :]
+        return summary.decode("utf-8", "surrogatepass")
 
 
 def _misfit(path: str) -> DataLossError:

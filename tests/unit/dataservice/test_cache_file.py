@@ -171,6 +171,14 @@ def test_a_write_that_fails(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["kept"]
 
 
+def test_a_cache_of_files_whose_names_are_not_utf_8(tmp_path):
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with open(file, "w") as opened:
+        opened.write("1\n2\n")
+    dataset = Dataset.from_files([file], "text").cache(tmp_path / "kept")
+    assert values(dataset) == values(dataset) == [1, 2]
+
+
 def test_a_snapshot_is_no_cache(tmp_path):
     dataset = Dataset.range(3)
     dataset.save(tmp_path / "saved")
