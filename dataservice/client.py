@@ -19,7 +19,7 @@ from dataservice.read.distributed import Distributed
 from dataservice.read.registered import Registered
 from dataservice.read.registration import Registration
 from dataservice.read.terms import Terms
-from dataservice.snapshot.local import spec_for_saving
+from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 

@@ -1,41 +1,84 @@
-"""Codecs for memory that goes over a network, and when to use one. Pure."""
+"""Compression of elements on the wire and on disk: the codecs, and when to use one."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.wire import Array, Parcel
+from mpidist import Endpoint, Work
 from mpidist.errors import DataLossError, FailedPreconditionError
 
-Array = np.ndarray[Any, Any]
-
-CODECS = ("SNAPPY", "LZ4", "ZSTD")
-
 LARGEST_BYTES = 0x7E000000
-"""What all codecs can take in one piece: LZ4's limit."""
+"""Largest input of a codec: LZ4's limit."""
 
-# Which is the fastest of them; where it does not keep up with the link, none would pay.
+PROBE_BYTES = 4 << 20
+"""Size of the buffer that travels once to measure the connection to a worker."""
+
+# "AUTO" uses the fastest codec. Where LZ4 is slower than the connection, no codec pays.
 _AUTO = "LZ4"
-# From this rate on, a link is faster than what would feed it.
+# A faster connection outruns the worker that feeds it.
 _FAST_BYTES_PER_S = 0.5e9
 _PROBE_RATIO = 1.3
 _PROBE_BYTES = 1 << 20
-# The other side has to decompress for what is saved.
+_PROBE_LIMIT_S = 10.0
+# The receiver has to decompress for the bytes that are saved.
 _PAYS_RATIO = 1.1
+
+_Functions = tuple[
+    Callable[[Array], int], Callable[[Array, Array], int], Callable[[Array, Array], int]
+]
+"""Largest size of the result, compress, decompress. The latter two write to their second argument
+and return the number of bytes."""
+
+
+def _snappy(library: Any) -> _Functions:
+    snappy = library.snappy
+    return snappy.compress_raw_max_len, snappy.compress_raw_into, snappy.decompress_raw_into
+
+
+def _lz4(library: Any) -> _Functions:
+    lz4 = library.lz4
+    return (
+        lz4.compress_block_bound,
+        lambda data, room: lz4.compress_block_into(data, room, store_size=False),
+        lambda data, room: lz4.decompress_block_into(data, room, output_len=room.nbytes),
+    )
+
+
+def _zstd(library: Any) -> _Functions:
+    zstd = library.zstd
+    return (
+        lambda data: data.nbytes + (data.nbytes >> 8) + 1024,  # zstd.h: ZSTD_COMPRESSBOUND
+        lambda data, room: zstd.compress_into(data, room, level=1),
+        zstd.decompress_into,
+    )
+
+
+_REGISTRY: dict[str, Callable[[Any], _Functions]] = {
+    "SNAPPY": _snappy,
+    "LZ4": _lz4,
+    "ZSTD": _zstd,
+}
+
+CODECS = tuple(_REGISTRY)
+"""The names of the codecs."""
 
 
 class Compressor:
-    """Local. Compresses and decompresses with one codec; from any thread.
+    """Compresses and decompresses buffers with one codec. Any thread may use it.
 
     Args:
         codec: One of :data:`CODECS`.
-        limit: Bytes that anything decompressed may have.
+        limit: Largest size of a decompressed buffer, in bytes.
 
     Raises:
-        FailedPreconditionError: The package that has the codecs is not installed.
-        ValueError: There is no such codec.
+        FailedPreconditionError: The package cramjam is not installed.
+        ValueError: The codec is unknown.
     """
 
     def __init__(self, codec: str, limit: int = LARGEST_BYTES) -> None:
@@ -45,17 +88,17 @@ class Compressor:
         self._codec = codec
         self._limit = limit
         self._error: type[Exception] = library.DecompressionError
-        self._bound, self._compress, self._decompress = _functions(library, codec)
+        self._bound, self._compress, self._decompress = _REGISTRY[codec](library)
 
     def compress(self, buffer: Array) -> Array | None:
-        """Local. A buffer in fewer bytes.
+        """Compress a buffer.
 
         Args:
-            buffer: Of any dtype, contiguous.
+            buffer: A contiguous array of any dtype.
 
         Returns:
-            Flat uint8; None if it would not be smaller by a tenth, or is more than
-            :data:`LARGEST_BYTES`: send the buffer itself.
+            Flat uint8. None if compression does not save a tenth, or if the buffer is larger than
+            :data:`LARGEST_BYTES`: then send the buffer itself.
         """
         flat = buffer.reshape(-1).view(np.uint8)
         if not 0 < flat.nbytes <= LARGEST_BYTES:
@@ -64,21 +107,21 @@ class Compressor:
         nbytes = self._compress(flat, room)
         if nbytes * _PAYS_RATIO > flat.nbytes:
             return None
-        room.resize(nbytes, refcheck=False)  # gives back the rest of the memory
+        room.resize(nbytes, refcheck=False)  # returns the rest of the memory
         return room
 
     def decompress(self, data: Array, nbytes: int) -> Array:
-        """Local. The inverse.
+        """Decompress a buffer.
 
         Args:
-            data: What :meth:`compress` gave.
-            nbytes: What the buffer had, as whoever sent the data says; its result takes no more.
+            data: The result of :meth:`compress`.
+            nbytes: Size of the original buffer, as told by the sender. No more memory is used.
 
         Returns:
             Flat uint8, writable.
 
         Raises:
-            DataLossError: The data is damaged, or has another length than that, or the limit.
+            DataLossError: The data is damaged, or has another size, or exceeds the limit.
         """
         what = f"{data.nbytes} bytes of {self._codec}"
         if not 0 < nbytes <= self._limit:
@@ -102,14 +145,47 @@ class Compressor:
         return result
 
 
+def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
+    """Compress the pickle and each buffer of a parcel that gets smaller.
+
+    Returns:
+        The parcel, and the original sizes of the pickle and of each buffer in bytes, for
+        :func:`expand`. The size is 0 for those that are unchanged.
+    """
+    compressor = Compressor(codec)
+    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
+    small = [compressor.compress(part) for part in parts]
+    sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
+    pickled = parcel.pickle if small[0] is None else small[0].tobytes()
+    pairs = zip(parts[1:], small[1:], strict=True)
+    return Parcel(pickled, [part if s is None else s for part, s in pairs]), sizes
+
+
+def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
+    """Return the parcel that :func:`compress` was given.
+
+    Raises:
+        DataLossError: The data is damaged.
+    """
+    if not any(sizes):
+        return parcel
+    compressor = Compressor(codec)
+    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
+    whole = [
+        compressor.decompress(part, size) if size else part
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return Parcel(whole[0].tobytes(), whole[1:])
+
+
 def check_compression(name: str | None) -> None:
-    """Local. Whether ``distribute`` can take a name for its compression.
+    """Check the compression that a user names.
 
     Args:
         name: ``"AUTO"``, which needs no package, None, or one of :data:`CODECS`.
 
     Raises:
-        FailedPreconditionError: The package that has the codecs is not installed.
+        FailedPreconditionError: The package cramjam is not installed.
         ValueError: The name is unknown.
     """
     if name in CODECS:
@@ -119,39 +195,81 @@ def check_compression(name: str | None) -> None:
         raise ValueError(f"compression must be 'AUTO', None, {known}, not {name!r}")
 
 
-def choose_codec(
-    name: str | None, transport: str, bytes_per_s: float, first: Sequence[Array]
-) -> str | None:
-    """Local. The codec for a stream of buffers.
+class CodecChoice:
+    """The codec of a consumer for each worker.
 
-    ``"AUTO"`` compresses with LZ4 what goes over tcp at less than 0.5 GB/s, if a probe shrinks to
-    less than 1 / 1.3 of its size and the package that has the codecs is installed. Memory that is
-    shared, and MPI, are faster than any codec.
+    A codec that the user names is used for every worker. ``"AUTO"`` uses LZ4 over tcp between
+    hosts if the connection to the worker is measured to be slower than 0.5 GB/s, if the first
+    elements shrink to less than 1 / 1.3 of their size, and if cramjam is installed. Shared memory
+    and MPI are faster than any codec.
 
     Args:
-        name: As given to ``distribute``; a codec is used as told.
-        transport: ``"tcp"``, ``"mpi"``, ``"inproc"``, or another name for memory that is shared.
-        bytes_per_s: What the link has been measured to do.
-        first: Buffers of the first elements; up to 1 MiB of them is tried.
-
-    Returns:
-        One of :data:`CODECS`, or None for none.
+        name: The compression that the user names; see :func:`check_compression`.
+        endpoint: The consumer's endpoint.
     """
-    if name != "AUTO":
-        return name
-    if transport != "tcp" or bytes_per_s >= _FAST_BYTES_PER_S:
-        return None
+
+    def __init__(self, name: str | None, endpoint: Endpoint) -> None:
+        self._auto = name == "AUTO"
+        self._name = "" if self._auto or name is None else name
+        self._endpoint = endpoint
+        self._chosen: dict[str, str] = {}
+        self._probes: dict[str, tuple[Work, list[float], list[Array]]] = {}
+
+    def of(self, worker: str) -> str:
+        """Return the codec for requests to a worker. It is empty for no compression."""
+        return self._chosen.get(worker, self._name)
+
+    def learn(self, worker: str, buffers: Sequence[Array]) -> None:
+        """Use the first elements of a worker to choose its codec.
+
+        The first call that has any measures the connection. A later call evaluates the measurement.
+        """
+        if not self._auto or worker in self._chosen:
+            return
+        if worker in self._probes:
+            self._evaluate(worker)
+        elif buffers:
+            own = self._endpoint.address
+            if own.protocol != "tcp" or f"://{own.host}:" in worker:
+                self._chosen[worker] = ""
+                return
+            body = pb.ProbeRequest(nbytes=PROBE_BYTES).SerializeToString()
+            work = self._endpoint.call(worker, "data_worker/Probe", body, timeout=_PROBE_LIMIT_S)
+            times = [time.monotonic()]
+            # The time of evaluation depends on when the next element comes.
+            work.add_done_callback(lambda _: times.append(time.monotonic()))
+            self._probes[worker] = (work, times, list(buffers))
+
+    def _evaluate(self, worker: str) -> None:
+        work, times, first = self._probes[worker]
+        if len(times) < 2:
+            return
+        del self._probes[worker]
+        rate = PROBE_BYTES / max(times[1] - times[0], 1e-9)
+        use = work.exception() is None and compression_pays(rate, first)
+        self._chosen[worker] = _AUTO if use else ""
+
+
+def compression_pays(bytes_per_s: float, first: Sequence[Array]) -> bool:
+    """Return whether ``"AUTO"`` compresses the elements of a connection.
+
+    Args:
+        bytes_per_s: The measured rate of the connection.
+        first: Buffers of the first elements. Up to 1 MiB of them is tried.
+    """
+    if bytes_per_s >= _FAST_BYTES_PER_S:
+        return False
     try:
         compressor = Compressor(_AUTO)
-    except FailedPreconditionError:  # nobody has asked for a codec
-        return None
+    except FailedPreconditionError:  # "AUTO" does not ask for the package
+        return False
     before = after = 0
     for buffer in first:
         probe = buffer.reshape(-1).view(np.uint8)[: _PROBE_BYTES - before]
         small = compressor.compress(probe)
         before += probe.nbytes
         after += probe.nbytes if small is None else small.nbytes
-    return _AUTO if before > _PROBE_RATIO * after else None
+    return before > _PROBE_RATIO * after
 
 
 def _cramjam(codec: str | None) -> Any:
@@ -163,25 +281,3 @@ def _cramjam(codec: str | None) -> Any:
             'pip install "mpidist[compress]"; or give compression=None'
         ) from error
     return cramjam
-
-
-def _functions(
-    library: Any, codec: str
-) -> tuple[Callable[[Array], int], Callable[[Array, Array], int], Callable[[Array, Array], int]]:
-    """Largest size, compress and decompress; both write into their second argument."""
-    if codec == "SNAPPY":
-        snappy = library.snappy
-        return snappy.compress_raw_max_len, snappy.compress_raw_into, snappy.decompress_raw_into
-    if codec == "LZ4":
-        return (
-            library.lz4.compress_block_bound,
-            lambda data, room: library.lz4.compress_block_into(data, room, store_size=False),
-            lambda data, room: library.lz4.decompress_block_into(
-                data, room, output_len=room.nbytes
-            ),
-        )
-    return (
-        lambda data: data.nbytes + (data.nbytes >> 8) + 1024,  # zstd.h: ZSTD_COMPRESSBOUND
-        lambda data, room: library.zstd.compress_into(data, room, level=1),
-        library.zstd.decompress_into,
-    )

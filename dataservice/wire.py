@@ -1,27 +1,23 @@
-"""How elements, datasets and errors travel: a pickle, and the memory of large arrays beside it."""
+"""Pickle elements and datasets, with the memory of large arrays beside the pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 
-from dataservice.compression import Compressor
-from dataservice.dataset.node import Node
-from mpidist.errors import UnknownError
+if TYPE_CHECKING:
+    from dataservice.dataset.node import Node
 
 Array = np.ndarray[Any, Any]
 
 # Smaller arrays are copied into the pickle: a message of its own would cost more than the copy.
 _BESIDE_BYTES = 32 << 10
-# Travels once to see how fast the way to a worker is.
-PROBE_BYTES = 4 << 20
 _NOT_HERE = (
     "the dataset needs it, and it cannot be imported where the dataset is evaluated. A function or "
     "class of a module that can be imported where the dataset is made travels by reference. Put "
@@ -32,18 +28,18 @@ _NOT_HERE = (
 
 @dataclass(frozen=True)
 class Parcel:
-    """Something pickled.
+    """A pickled value.
 
     Attributes:
-        pickle: Protocol 5.
-        buffers: Memory of large arrays, flat uint8; not copied.
+        pickle: The pickle, of protocol 5.
+        buffers: The memory of large arrays as flat uint8. It is not copied.
     """
 
     pickle: bytes
     buffers: Sequence[Array]
 
     def digest(self) -> bytes:
-        """Local. SHA-256 of all of it."""
+        """Return the SHA-256 of the pickle and the buffers."""
         result = hashlib.sha256(self.pickle)
         for buffer in self.buffers:
             result.update(buffer.data)
@@ -51,7 +47,7 @@ class Parcel:
 
 
 def pack_elements(elements: list[Any]) -> Parcel:
-    """Local. Pickle elements; what pickle cannot name, such as a script's own classes, by value.
+    """Pickle elements. Classes that pickle cannot name, such as a script's own, go by value.
 
     Raises:
         Exception: An element cannot be pickled.
@@ -63,10 +59,10 @@ def pack_elements(elements: list[Any]) -> Parcel:
 
 
 def dumps(value: Any) -> bytes:
-    """Local. Pickle something in one piece, as :func:`pack_elements` does.
+    """Pickle a value in one piece, with the classes that :func:`pack_elements` can pickle.
 
     Raises:
-        Exception: It cannot be pickled.
+        Exception: The value cannot be pickled.
     """
     try:
         return pickle.dumps(value, protocol=5)
@@ -76,24 +72,24 @@ def dumps(value: Any) -> bytes:
 
 
 def pack_dataset(node: Node) -> Parcel:
-    """Local. Pickle a description with its functions by value.
+    """Pickle a description of a dataset. Its functions go by value.
 
     Raises:
-        Exception: Something that it refers to cannot be pickled.
+        Exception: A function or object of the description cannot be pickled.
     """
     return _pack(node, cloudpickle.dumps)
 
 
-def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
-    """Local. The inverse; arrays refer to the memory of the buffers."""
+def unpack(data: bytes | memoryview, buffers: Sequence[Array]) -> Any:
+    """Unpickle a value. Its large arrays are views of the buffers."""
     return pickle.loads(data, buffers=buffers)
 
 
 def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
-    """Local. The inverse of :func:`pack_dataset`.
+    """Return the description that :func:`pack_dataset` was given.
 
     Raises:
-        AttributeError: A module is another one here: it lacks what the dataset refers to.
+        AttributeError: A module lacks a name here that the dataset refers to.
         ImportError: A module that the dataset refers to cannot be imported here.
     """
     try:
@@ -105,77 +101,6 @@ def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
     except AttributeError as error:
         raise AttributeError(f"{error}: {_NOT_HERE}") from error
     return node
-
-
-def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
-    """Local. Compress what gets smaller by it.
-
-    Returns:
-        The parcel, and what :func:`expand` needs: the sizes of the pickle and of each buffer
-        before, in bytes; 0 for those that are as they were.
-    """
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    small = [compressor.compress(part) for part in parts]
-    sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
-    pickled = parcel.pickle if small[0] is None else small[0].tobytes()
-    pairs = zip(parts[1:], small[1:], strict=True)
-    return Parcel(pickled, [part if s is None else s for part, s in pairs]), sizes
-
-
-def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
-    """Local. The inverse of :func:`compress`; DataLossError if it is not what was compressed."""
-    if not any(sizes):
-        return parcel
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    whole = [
-        compressor.decompress(part, size) if size else part
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    return Parcel(whole[0].tobytes(), whole[1:])
-
-
-def pack_error(error: BaseException, where: str) -> bytes:
-    """Local. Pickle an error with a note of its traceback and of where it was raised.
-
-    What is no Exception, such as SystemExit, becomes an UnknownError that names it: raised as it
-    was, it would end the script of whoever reads the elements.
-    """
-    data: bytes
-    told = traceback.TracebackException.from_exception(error)
-    text = "".join(told.format()).rstrip()
-    name = type(error).__qualname__
-    reason = f"{name} is not raised here, where it would end the script"
-    if isinstance(error, Exception):
-        error.add_note(f"raised in {where}:\n{text}")
-        try:
-            data = cloudpickle.dumps(_Noted(error))
-            pickle.loads(data)
-        except BaseException:
-            # One whose constructor takes other arguments than it stores cannot be made again.
-            reason = f"{name} itself cannot be pickled"
-        else:
-            return data
-    copy = UnknownError(f"{name}: {told} (raised in {where}; {reason})")
-    copy.add_note(text)
-    data = cloudpickle.dumps(copy)
-    return data
-
-
-class _Noted:
-    """Becomes an error with its notes, which a ``__reduce__`` of its own may leave out."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _noted, (self._error, self._error.__notes__)
-
-
-def _noted(error: BaseException, notes: list[str]) -> BaseException:
-    error.__notes__ = notes
-    return error
 
 
 def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:

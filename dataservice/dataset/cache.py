@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.cache_file import CacheFile, Writing
 from dataservice.dataset.context import Context
 from dataservice.dataset.node import ElementIterator, Node, Place, Reader, UnaryNode
 from dataservice.dataset.several import AT_ONCE
+from dataservice.snapshot.cache import CacheFile, CacheWriter
 
 _Origin = tuple[tuple[int, ...], int]
 """The seed and the epoch of a pass."""
@@ -104,9 +104,11 @@ class Cache(UnaryNode):
             )
         return None if self._memory.elements is None else _Kept(self._memory.elements)
 
-    def keep(self) -> _Keeping | Writing:
+    def keep(self) -> _Keeping | CacheWriter:
         """Local. Something that keeps the elements of a pass."""
-        return Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+        return (
+            CacheWriter(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+        )
 
 
 class _CacheReader(Reader):
@@ -178,7 +180,7 @@ class CacheIterator(ElementIterator):
         self._kept = node.kept()
         self._given = 0
         self._parent: ElementIterator | None = None
-        self._keeping: _Keeping | Writing | None = None
+        self._keeping: _Keeping | CacheWriter | None = None
         if self._kept is None:
             self._begin(node.origin or (context.seed, context.epoch))
 

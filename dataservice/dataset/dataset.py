@@ -1163,7 +1163,7 @@ class Dataset:
             Exception: Any error of a function of the dataset. :meth:`load` reports it, too, unless
                 the save can be resumed.
         """
-        from dataservice.snapshot.local import save, save_with_checkpoints  # a layer above
+        from dataservice.snapshot.save import save, save_with_checkpoints  # a layer above
 
         folder = checks.path("save", "path", path)
         shards = whole_or_none("save", "num_shards", num_shards)

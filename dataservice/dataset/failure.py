@@ -1,18 +1,19 @@
-"""Errors that take the places of elements until it is their turn to be raised."""
+"""Errors that take the place of elements until their turn to be raised has come."""
 
 from __future__ import annotations
 
-import pickle
+from typing import Any
 
-from mpidist.errors import UnknownError
+from dataservice.errors import pack_error, unpack_error
 
 
 class Failure:
     """An error in the place of an element.
 
     Args:
-        error: The error, without the frame that has caught it, which would be in a circle with what
-            it keeps. One that cannot be pickled becomes an UnknownError where this is.
+        error: The error. The frame that caught it is removed from its traceback: that frame refers
+            to this object, and the two would form a circle. Pickled, it becomes an UnknownError if
+            its class cannot be pickled.
 
     Attributes:
         error: The error.
@@ -23,11 +24,9 @@ class Failure:
             error.__traceback__ = error.__traceback__.tb_next
         self.error = error
 
-    def __reduce__(self) -> tuple[type[Failure], tuple[BaseException]]:
-        error = self.error
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception as why:
-            name = type(error).__qualname__
-            error = UnknownError(f"{name}: {error} ({name} itself cannot be pickled: {why})")
-        return Failure, (error,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (pack_error(self.error),)
+
+
+def _unpacked(data: bytes) -> Failure:
+    return Failure(unpack_error(data))

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dataservice.dataset.context import Context, Share
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, IndexReader, Node
 from dataservice.dataset.spec import Spec
 from dataservice.snapshot import metadata
-from dataservice.snapshot.layout import ChunkName
+from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Progress
-from dataservice.snapshot.reader import ChunkReader
+from dataservice.snapshot.reader import ChunkReader, open_chunk
 from dataservice.stall import Stall
 from mpidist.errors import (
     DataLossError,
@@ -27,17 +27,17 @@ from mpidist.errors import (
 
 _Found = TypeVar("_Found")
 
-# How often to look for more chunks: a file system tells nobody that another host has written.
-_LOOK_S = 0.1
+# The time between two looks for more chunks. No file system notifies of the writes of other hosts.
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Load(Node):
-    """The elements of a snapshot; workers take its chunks.
+    """The elements of a snapshot. Workers share its chunks.
 
     Attributes:
-        path: Its folder.
-        wait: Whether to wait while it is being saved.
+        path: The folder of the snapshot.
+        wait: Whether to wait for a save that has not ended.
         shard: The only shard whose elements are read; None reads all.
     """
 
@@ -47,20 +47,20 @@ class Load(Node):
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], wait: bool) -> Load:
-        """Local. Look at the snapshot, if it is to be there.
+        """Describe the elements of a snapshot, which must exist unless ``wait`` is True.
 
         Raises:
-            DataLossError: It is damaged.
+            DataLossError: The snapshot is damaged.
             FailedPreconditionError: It is still being saved, and ``wait`` is False.
             NotFoundError: There is none, and ``wait`` is False.
-            OpError: The save has failed: what it failed with.
+            OpError: The save has failed. This is its error.
         """
         node = cls(os.path.abspath(path), bool(wait))
-        node.look()
+        node.progress()
         return node
 
-    def look(self) -> Progress | None:
-        """Local. How far the save has come; None if it has not begun. Raises as :meth:`of`."""
+    def progress(self) -> Progress | None:
+        """Return the progress of the save; None if it has not begun. Raises as :meth:`of`."""
         try:
             found = metadata.progress(self.path)
         except NotFoundError:
@@ -75,8 +75,8 @@ class Load(Node):
         return found
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`; unknown until the snapshot is complete."""
-        found = self.look()
+        """Return the number of elements. It is unknown until the snapshot is complete."""
+        found = self.progress()
         if found is None or not found.done:
             return UNKNOWN_CARDINALITY
         return sum(chunk.elements for chunk in self.chunks())
@@ -91,12 +91,12 @@ class Load(Node):
         return len(self.chunks())
 
     def chunks(self) -> list[ChunkName]:
-        """Local. All chunks, in the order in which they are read.
+        """Return all chunks in the order in which they are read.
 
         Raises:
-            UnimplementedError: There will be more.
+            UnimplementedError: The snapshot is still being saved.
         """
-        found = self.look()
+        found = self.progress()
         if found is None or not found.done:
             raise self.cannot_be_split("it is still being saved")
         return sorted(
@@ -110,8 +110,8 @@ class Load(Node):
         )
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`; waits for the save to begin."""
-        found = _Watch(self, Context(seed=(0,))).until(self.look, "its beginning")
+        """Return the element_spec, after waiting for the save to begin; see :class:`Node`."""
+        found = _Poll(self, Context(seed=(0,))).until(self.progress, "its beginning")
         spec = found.metadata.element_spec()
         return super().element_spec() if spec is None else spec
 
@@ -119,90 +119,96 @@ class Load(Node):
         return LoadIterator(self, context)
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
+        """Return the text of the call."""
         shard = "" if self.shard is None else f", shard={self.shard}"
         return f"load({self.path!r}, wait={self.wait}{shard})"
 
 
 class LoadIterator(ElementIterator):
-    """One pass; has one chunk open.
+    """Reads the chunks of a snapshot one after the other.
 
-    First come the first chunks of all streams, then the second ones, and so on, as far as they are
-    there: of a snapshot that is being saved, in the order in which they are found.
+    The first chunks of all streams come first, then the second ones, and so on. The chunks of a
+    snapshot that is still being saved come in the order in which they are found.
     """
 
     def __init__(self, node: Load, context: Context) -> None:
         self._node = node
-        self._watch = _Watch(node, context)
+        self._poll = _Poll(node, context)
         self._found: Progress | None = None
-        self._taken: list[int] = []  # chunks of each stream
+        self._taken: list[int] = []  # the number of chunks taken from each stream
+        self._chunk: ChunkName | None = None
         self._reader: ChunkReader | None = None
         self._error: OpError | None = None
-        self._share: _Share | None = None
-        if context.share is not None:
-            self._share = _Share(node.chunks(), context.share)
+        # With a share, other processes read other chunks.
+        self._shared = [] if context.share is None else node.chunks()
+        self._numbers = (
+            None if context.share is None else IndexReader(len(self._shared), context.share)
+        )
 
     def __next__(self) -> Any:
-        while not self._watch.closed:
-            if self._reader is None:
-                self._reader = self._open(self._next_chunk())
+        while not self._poll.closed:
+            reader = self._reader or self._open(self._next_chunk())
             try:
-                return self._reader.read()
+                return reader.read()
             except StopIteration:
                 self._close_chunk()
-            except DataLossError:  # who ignores it goes on with the next chunk
+            except DataLossError:  # a caller that ignores it continues with the next chunk
                 self._close_chunk()
                 raise
         raise StopIteration
 
     def get_state(self) -> tuple[Any, ...]:
-        """Local. See :class:`ElementIterator`: what has been read of each stream, and where it is.
+        """Return the chunks taken from each stream, and the position in the open chunk.
 
-        Its size depends on the number of streams only.
+        The size of the state depends on the number of streams only.
         """
         identity = None if self._found is None else self._found.metadata.identity
-        taken = self._share.numbers.get_state() if self._share else list(self._taken)
-        within = None if self._reader is None else (self._reader.chunk, self._reader.place)
-        return identity, taken, within
+        taken = self._numbers.get_state() if self._numbers else list(self._taken)
+        if self._reader is None or self._chunk is None:
+            return identity, taken, None
+        chunk = self._chunk
+        position = self._reader.position
+        return identity, taken, ((chunk.stream, chunk.number, chunk.elements), position)
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """Local. See :class:`ElementIterator`.
+        """Continue from a state.
 
         Raises:
-            InvalidArgumentError: It is of another snapshot, which was at the same place.
+            InvalidArgumentError: The folder had another snapshot when the state was taken.
         """
         identity, taken, within = state
         if identity is not None and identity != self._begun().metadata.identity:
             raise InvalidArgumentError(
                 f"the state belongs to another snapshot than the one at {self._node.path!r}"
             )
-        if self._share is not None:
-            self._share.numbers.set_state(taken)
+        if self._numbers is not None:
+            self._numbers.set_state(taken)
         elif identity is not None:
             self._taken = list(taken)
         if within is not None:
-            chunk, place = within
-            self._reader = self._open(chunk)
-            self._reader.place = place
+            chunk, position = within
+            self._open(ChunkName(*chunk)).position = position
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        self._watch.close()
+        """End the waits and close the chunk."""
+        self._poll.close()
         self._close_chunk()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
+        """Return False for the error of a failed save, which comes again; see the base class."""
         return error is not self._error
 
     def _begun(self) -> Progress:
-        """What the last look at the snapshot has found."""
+        """Return the latest known progress. Wait for the save to begin."""
         if self._found is None:
-            self._found = self._watch.until(self._node.look, "its beginning")
+            self._found = self._poll.until(self._node.progress, "its beginning")
             self._taken = [0] * self._found.metadata.num_streams
         return self._found
 
     def _open(self, chunk: ChunkName) -> ChunkReader:
-        return ChunkReader(self._node.path, self._begun().metadata, chunk)
+        self._reader = open_chunk(self._node.path, self._begun().metadata, chunk)
+        self._chunk = chunk
+        return self._reader
 
     def _close_chunk(self) -> None:
         if self._reader is not None:
@@ -210,13 +216,13 @@ class LoadIterator(ElementIterator):
             self._reader = None
 
     def _next_chunk(self) -> ChunkName:
-        if self._share is not None:
-            return self._share.next()
+        if self._numbers is not None:
+            return self._shared[next(self._numbers)]
         if self._error is not None:
-            raise self._error  # the same, for who ignores errors: it is no other one
+            raise self._error  # the same object: for callers that ignore errors it is no new one
         try:
             self._begun()
-            chunk = self._watch.until(self._look, "more chunks, or its end")
+            chunk = self._poll.until(self._look, "more chunks, or its end")
         except OpError as error:
             self._error = error
             raise
@@ -224,7 +230,11 @@ class LoadIterator(ElementIterator):
         return chunk
 
     def _look(self) -> ChunkName | None:
-        """The next chunk; None if it is not there yet, StopIteration if there is none."""
+        """Return the next chunk; None if it is not committed yet.
+
+        Raises:
+            StopIteration: There are no more chunks.
+        """
         found = self._begun()
         chunk = self._first_of(found)
         if chunk is None and not found.done:
@@ -237,7 +247,7 @@ class LoadIterator(ElementIterator):
         return chunk
 
     def _first_of(self, found: Progress) -> ChunkName | None:
-        """The next chunk, if it has been found."""
+        """Return the first of the committed chunks that have not been taken."""
         ready = [
             (taken, stream)
             for stream, taken in enumerate(self._taken)
@@ -249,19 +259,8 @@ class LoadIterator(ElementIterator):
         return ChunkName(stream, number, found.counts[stream][number])
 
 
-class _Share:
-    """The chunks that this process shall read, while others read others."""
-
-    def __init__(self, chunks: list[ChunkName], share: Share) -> None:
-        self._chunks = chunks
-        self.numbers = IndexReader(len(chunks), share)
-
-    def next(self) -> ChunkName:
-        return self._chunks[next(self.numbers)]
-
-
-class _Watch:
-    """Looks at a snapshot until there is something new; any thread can end it."""
+class _Poll:
+    """Polls a snapshot until there is something new. Any thread can end the wait."""
 
     def __init__(self, node: Load, context: Context) -> None:
         self._node = node
@@ -277,7 +276,11 @@ class _Watch:
         self._closed.set()
 
     def until(self, look: Callable[[], _Found | None], what: str) -> _Found:
-        """What ``look`` gives, when that is something; StopIteration if the pass is given up."""
+        """Call ``look`` until it returns something, and return that.
+
+        Raises:
+            StopIteration: The wait has been ended.
+        """
         path = self._node.path
         stall = Stall(
             f"the load of the snapshot {path!r}",
@@ -288,5 +291,5 @@ class _Watch:
             if found is not None:
                 return found
             stall.look()
-            self._closed.wait(min(_LOOK_S, stall.due_s))
+            self._closed.wait(min(_POLL_S, stall.due_s))
         raise StopIteration

@@ -14,13 +14,13 @@ import struct
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
 import cloudpickle
 
 from dataservice.dataset import tree
+from dataservice.errors import pack_error, unpack_error
 from mpidist.errors import UnavailableError
 
 _LENGTH = struct.Struct("<Q")
@@ -107,7 +107,7 @@ class _Process:
             ) from error
         if well:
             return result
-        raise result
+        raise unpack_error(result)
 
     def close(self) -> None:
         self._process.kill()
@@ -166,18 +166,5 @@ def _answer_calls(requests: IO[bytes], answers: IO[bytes]) -> None:
             result = tree.to_numpy(function(*arguments))
             answer = cloudpickle.dumps((True, result), protocol=5)
         except BaseException as error:
-            answer = _failure(error)
+            answer = cloudpickle.dumps((False, pack_error(error, "a process of map")))
         _send(answers, answer)
-
-
-def _failure(error: BaseException) -> bytes:
-    """An error as an answer; one that cannot be pickled, or would end the caller, in words."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    if isinstance(error, Exception):
-        error.add_note(f"raised in a process of map:\n{text}")
-        with contextlib.suppress(Exception):  # of a constructor that takes other arguments
-            answer: bytes = cloudpickle.dumps((False, error))
-            pickle.loads(answer)
-            return answer
-    told = RuntimeError(f"raised in a process of map:\n{text}")
-    return bytes(cloudpickle.dumps((False, told)))

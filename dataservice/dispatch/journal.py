@@ -19,8 +19,8 @@ from dataservice.dispatch.journal_files import (
     Places,
     begin_commits,
     lock,
-    put_in_place,
 )
+from dataservice.files import put_in_place
 from mpidist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 _NAME = "journal.sqlite"

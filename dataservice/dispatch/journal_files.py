@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from dataservice.dispatch.journal_errors import damaged
+from dataservice.files import write_whole
 from mpidist.errors import FailedPreconditionError
 
 LOCK = "lock"
@@ -102,7 +103,7 @@ def begin_commits(directory: Path) -> None:
         DataLossError: There was one, and it is gone.
     """
     if not (directory / COMMITS).exists():
-        make_whole(directory / COMMITS, _written(0))
+        write_whole(directory / COMMITS, _written(0), directory / f"{COMMITS}.new")
         return
     with closing(Commits(directory)) as commits:
         if commits.least:
@@ -153,26 +154,6 @@ class Places:
             f"while this dispatcher, process {os.getpid()}, had it, and what it writes now would "
             "be lost; put back what was there, or end this dispatcher and start another"
         )
-
-
-def make_whole(path: Path, content: bytes) -> None:
-    """Local. Make a file, which is on the disk with all its content or not there."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    put_in_place(new, path)
-
-
-def put_in_place(new: Path, path: Path) -> None:
-    """Local. Give a file that is on the disk its name, for good."""
-    new.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)  # the name outlives a loss of power, too
-    finally:
-        os.close(directory)
 
 
 def _written(number: int) -> bytes:

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dataservice.compression import CodecChoice, expand
+from dataservice.errors import unpack_error
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.codecs import Codecs
 from dataservice.read.order import Plan
 from dataservice.read.reports import Reports
 from dataservice.read.stream import Frame, Stream
 from dataservice.read.terms import Terms
-from dataservice.wire import Array, Parcel, expand, unpack
+from dataservice.wire import Array, Parcel
 from mpidist import Endpoint, Work
 from mpidist.errors import (
     CancelledError,
@@ -115,7 +116,7 @@ class Requests:
         self._came = came
         self._lost = lost
         self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
-        self._codecs = Codecs(terms.compression, endpoint)
+        self._codecs = CodecChoice(terms.compression, endpoint)
         self.tasks: dict[int, Task] = {}
         self.due = time.monotonic()
         self.last_loss = ""
@@ -308,7 +309,7 @@ class Requests:
             self._empty_replies = 0
             self._pauses.reset()
         if body.failure:
-            raise unpack(body.failure, ())
+            raise unpack_error(body.failure)
         if self._seeks:
             self.note(task.part, body.stop, end=body.end)
         if body.end:

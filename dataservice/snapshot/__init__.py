@@ -1,1 +1,1 @@
-"""Datasets on disk: what ``save`` writes, shard by shard, and ``load`` reads."""
+"""Elements on disk: snapshots, which ``save`` writes and ``load`` reads, and files of ``cache``."""

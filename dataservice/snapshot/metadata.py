@@ -1,45 +1,55 @@
-"""What a snapshot says of itself: that it exists, is complete, or has failed."""
+"""The description and the progress of a snapshot: it has begun, is complete, or has failed."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import errno
+import json
 import os
 import pickle
 import secrets
 import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from dataservice.compression import CODECS
 from dataservice.dataset.spec import Spec
-from dataservice.snapshot import layout
-from dataservice.snapshot.layout import Counts
+from dataservice.errors import code_and_message
+from dataservice.files import put_in_place, write_whole
+from dataservice.snapshot.format import CHUNKS, DONE, ERROR, METADATA, ChunkName, stream_folder
 from mpidist.errors import (
     AlreadyExistsError,
     DataLossError,
+    Error,
     FailedPreconditionError,
     NotFoundError,
-    OpError,
-    UnknownError,
+    UnimplementedError,
     from_code,
 )
 
 FORMAT = 1
 
+Counts = tuple[tuple[int, ...], ...]
+"""For each stream, the number of elements of each of its chunks."""
+
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known of a snapshot from its beginning.
+    """The description of a snapshot. It is written when the save begins.
 
     Attributes:
         identity: 16 bytes that no other snapshot has.
-        num_streams: How many streams write it.
+        num_streams: The number of streams.
         dataset: The summary of the dataset.
-        compression: The name of what its records are compressed with; None if they are not.
-        pickled_spec: The element_spec; see :func:`pack_spec`. Who only saves need not unpickle it.
+        compression: The codec of the records; None for no compression.
+        pickled_spec: The element_spec; see :func:`pack_spec`. It is unpickled only by readers,
+            because a saver may lack the classes.
     """
 
     identity: bytes
@@ -49,10 +59,10 @@ class Metadata:
     pickled_spec: bytes
 
     def element_spec(self) -> Spec | None:
-        """Local. What elements are like; None if the saver did not know.
+        """Return the element_spec; None if the saver did not know it.
 
         Raises:
-            DataLossError: It is damaged, or refers to a class that is not here.
+            DataLossError: It is damaged, or refers to a class that is missing here.
         """
         try:
             return pickle.loads(self.pickled_spec)
@@ -64,12 +74,12 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a save has come.
+    """The progress of a save.
 
     Attributes:
-        metadata: What it saves.
-        counts: The chunks that are there.
-        done: Whether these are all.
+        metadata: The description of the snapshot.
+        counts: The committed chunks.
+        done: Whether the save is complete.
     """
 
     metadata: Metadata
@@ -78,9 +88,12 @@ class Progress:
 
 
 def pack_spec(spec: Spec | None) -> bytes:
-    """Local. Pickle an element_spec; None if it is not known."""
+    """Pickle an element_spec, or None if it is not known."""
     data: bytes = cloudpickle.dumps(spec, protocol=5)
     return data
+
+
+# The life of a snapshot
 
 
 def create(
@@ -90,17 +103,17 @@ def create(
     pickled_spec: bytes,
     compression: str | None = None,
 ) -> Metadata:
-    """Local. Begin a snapshot: make its folder, with all that writers and readers look for.
+    """Begin a snapshot: make its folder and all files that writers and readers need.
 
     Args:
-        path: Of the folder; it may be there if it is empty.
-        num_streams: How many streams will write it.
+        path: The folder. It may exist if it is empty.
+        num_streams: The number of streams.
         dataset: The summary of the dataset.
         pickled_spec: See :func:`pack_spec`.
-        compression: The name of what writers will compress with.
+        compression: The codec of the records.
 
     Raises:
-        AlreadyExistsError: There is a snapshot, whatever has become of it, or something else.
+        AlreadyExistsError: The folder has a snapshot, complete or not, or other files.
         FailedPreconditionError: The folder cannot be written.
         ValueError: There are no streams.
     """
@@ -109,17 +122,16 @@ def create(
     path = os.path.realpath(path)
     metadata = Metadata(secrets.token_bytes(16), num_streams, dataset, compression, pickled_spec)
     partial = f"{path}.partial-{secrets.token_hex(8)}"
-    with layout.writing(path):
+    with writing(f"the snapshot {path!r}"):
         try:
-            os.makedirs(os.path.join(partial, layout.CHUNKS))
+            os.makedirs(os.path.join(partial, CHUNKS))
             for stream in range(num_streams):
-                os.makedirs(layout.stream_folder(partial, stream))
-            layout.put(partial, layout.METADATA, _facts(metadata))
-            os.rename(partial, path)  # replaces an empty folder, and nothing else
-            layout.sync_folder(os.path.dirname(path))
+                os.makedirs(stream_folder(partial, stream))
+            write_facts(partial, METADATA, _facts_of(metadata))
+            put_in_place(partial, path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise AlreadyExistsError(_what_is_there(path)) from error
+                raise AlreadyExistsError(_existing(path)) from error
             raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -127,36 +139,27 @@ def create(
 
 
 def add_stream(path: str) -> None:
-    """Add a stream to a snapshot that is being saved; by its only writer.
+    """Add a stream to a snapshot that is being saved by this process alone.
 
     Raises:
         FailedPreconditionError: The folder cannot be written.
     """
     metadata = read(path)
-    with layout.writing(path):
-        os.makedirs(layout.stream_folder(path, metadata.num_streams), exist_ok=True)
+    with writing(f"the snapshot {path!r}"):
+        os.makedirs(stream_folder(path, metadata.num_streams), exist_ok=True)
         added = dataclasses.replace(metadata, num_streams=metadata.num_streams + 1)
-        layout.put(path, layout.METADATA, _facts(added))
-
-
-def _what_is_there(path: str) -> str:
-    if layout.get(path, layout.METADATA) is None:
-        return f"cannot save to {path!r}: there is something already, and no snapshot"
-    how = next((f"({m}) " for m in (layout.DONE, layout.ERROR) if layout.get(path, m)), "")
-    return (
-        f"there is a snapshot {how}at {path!r}, or one is being saved there: name another folder, "
-        "or remove it first if nobody writes it any more"
-    )
+        write_facts(path, METADATA, _facts_of(added))
 
 
 def read(path: str) -> Metadata:
-    """Local. The metadata of a snapshot.
+    """Return the description of a snapshot.
 
     Raises:
-        DataLossError: It is damaged, or of another format.
+        DataLossError: It is damaged, or has another format.
         NotFoundError: There is no snapshot.
+        UnimplementedError: The compression is unknown here.
     """
-    facts = layout.get(path, layout.METADATA)
+    facts = read_facts(path, METADATA)
     if facts is None:
         raise NotFoundError(
             f"there is no snapshot at {path!r}: check the path, and that this host shares the "
@@ -167,30 +170,36 @@ def read(path: str) -> Metadata:
             f"the snapshot {path!r} has format {facts.get('format')!r}, not {FORMAT}: load it "
             "with the version of mpidist that saved it"
         )
+    compression = facts["compression"]
+    if compression not in (None, *CODECS):
+        raise UnimplementedError(
+            f"the snapshot {path!r} is compressed with {compression!r}, which is unknown here: "
+            "load it with the version of mpidist that saved it"
+        )
     return Metadata(
         bytes.fromhex(facts["identity"]),
         facts["num_streams"],
         facts["dataset"],
-        facts["compression"],
+        compression,
         base64.b64decode(facts["element_spec"]),
     )
 
 
 def progress(path: str) -> Progress:
-    """Local. How far the save of a snapshot has come.
+    """Return the progress of the save of a snapshot.
 
     Raises:
-        DataLossError: It is damaged.
+        DataLossError: The snapshot is damaged.
         NotFoundError: There is no snapshot.
-        OpError: The save has failed: what :func:`fail` was given.
+        OpError: The save has failed. This is the error that :func:`fail` was given.
     """
     metadata = read(path)
-    failed = layout.get(path, layout.ERROR)
+    failed = read_facts(path, ERROR)
     if failed is not None:
         raise from_code(failed["code"], f"the save of {path!r} has failed: {failed['message']}")
-    done = layout.get(path, layout.DONE)  # before the list, so that the list is complete if it is
+    done = read_facts(path, DONE)  # before the chunks are listed: then the list is complete
     try:
-        counts = layout.committed_chunks(path, metadata.num_streams)
+        counts = committed_chunks(path, metadata.num_streams)
     except DataLossError:
         if read(path) == metadata:
             raise
@@ -200,47 +209,29 @@ def progress(path: str) -> Progress:
     return Progress(metadata, counts, done is not None)
 
 
-def _compare(path: str, told: Counts, found: Counts) -> None:
-    for stream, (expected, present) in enumerate(zip(told, found, strict=True)):
-        if len(present) < len(expected):
-            raise layout.missing_chunk(path, stream, len(present))
-        if present != expected:
-            raise DataLossError(
-                f"stream {stream} of the snapshot {path!r} has chunks of {list(present)} elements, "
-                f"but was saved with {list(expected)}"
-            )
-
-
 def unfinished_streams(path: str) -> list[int]:
-    """Local. The streams that a writer has yet to finish.
+    """Return the streams that a writer has yet to finish.
 
     Raises:
         DataLossError: A marker is damaged.
         NotFoundError: There is no snapshot.
     """
-    return [stream for stream, told in enumerate(_finished(path)) if told is None]
-
-
-def _finished(path: str) -> list[tuple[int, ...] | None]:
-    """The chunks of each stream that is finished, None for others."""
-    folders = (layout.stream_folder(path, stream) for stream in range(read(path).num_streams))
-    markers = (layout.get(folder, layout.DONE) for folder in folders)
-    return [None if marker is None else tuple(marker["counts"]) for marker in markers]
+    return [stream for stream, counts in enumerate(_finished(path)) if counts is None]
 
 
 def finish(path: str) -> int:
-    """Local. Say that a snapshot is complete; idempotent.
+    """Mark a snapshot as complete. Idempotent.
 
     Returns:
-        The number of its elements.
+        The number of elements.
 
     Raises:
-        DataLossError: Chunks are missing, or are not what has been written.
+        DataLossError: Chunks are missing, or differ from those that the writers committed.
         FailedPreconditionError: A stream is not finished, or a file cannot be written.
         OpError: The save has failed.
     """
     finished = _finished(path)
-    counts = tuple(told for told in finished if told is not None)
+    counts = tuple(chunks for chunks in finished if chunks is not None)
     if len(counts) < len(finished):
         raise FailedPreconditionError(
             f"the snapshot {path!r} is not complete: streams {unfinished_streams(path)} are not "
@@ -249,29 +240,38 @@ def finish(path: str) -> int:
     found = progress(path)
     _compare(path, counts, found.counts)
     if not found.done:
-        with layout.writing(path):
-            layout.put(path, layout.DONE, {"counts": counts})
+        with writing(f"the snapshot {path!r}"):
+            write_facts(path, DONE, {"counts": counts})
     return sum(map(sum, counts))
 
 
 def fail(path: str, error: BaseException) -> None:
-    """Local. Say that a snapshot will never be complete; readers raise what it was.
+    """Mark a snapshot as failed. Readers raise the error.
 
     Args:
-        path: Of the snapshot.
-        error: An OpError is raised as its class, any other one as an UnknownError that names it.
+        path: The folder of the snapshot.
+        error: The cause. An OpError keeps its class. Any other error becomes an UnknownError that
+            names it.
 
     Raises:
         FailedPreconditionError: The file cannot be written.
     """
-    known = isinstance(error, OpError)
-    message = str(error) if known else f"{type(error).__qualname__}: {error}"
-    code = error.code if isinstance(error, OpError) else UnknownError.code
-    with layout.writing(path):
-        layout.put(path, layout.ERROR, {"code": code, "message": message})
+    code, message = code_and_message(error)
+    with writing(f"the snapshot {path!r}"):
+        write_facts(path, ERROR, {"code": code, "message": message})
 
 
-def _facts(metadata: Metadata) -> dict[str, Any]:
+def _existing(path: str) -> str:
+    if read_facts(path, METADATA) is None:
+        return f"cannot save to {path!r}: there is something already, and no snapshot"
+    marks = (f"({mark}) " for mark in (DONE, ERROR) if read_facts(path, mark))
+    return (
+        f"there is a snapshot {next(marks, '')}at {path!r}, or one is being saved there: name "
+        "another folder, or remove it first if nobody writes it any more"
+    )
+
+
+def _facts_of(metadata: Metadata) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "identity": metadata.identity.hex(),
@@ -280,3 +280,140 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
         "compression": metadata.compression,
         "element_spec": base64.b64encode(metadata.pickled_spec).decode(),
     }
+
+
+def _finished(path: str) -> list[tuple[int, ...] | None]:
+    """Return the chunks of each finished stream, and None for the others."""
+    folders = (stream_folder(path, stream) for stream in range(read(path).num_streams))
+    marks = (read_facts(folder, DONE) for folder in folders)
+    return [None if mark is None else tuple(mark["counts"]) for mark in marks]
+
+
+def _compare(path: str, recorded: Counts, found: Counts) -> None:
+    for stream, (expected, present) in enumerate(zip(recorded, found, strict=True)):
+        if len(present) < len(expected):
+            raise missing_chunk(path, stream, len(present))
+        if present != expected:
+            raise DataLossError(
+                f"stream {stream} of the snapshot {path!r} has chunks of {list(present)} elements, "
+                f"but was saved with {list(expected)}"
+            )
+
+
+# Committed chunks
+
+
+def committed_chunks(snapshot: str, num_streams: int) -> Counts:
+    """Return the committed chunks. Writers may commit more meanwhile.
+
+    Raises:
+        DataLossError: A file is no chunk, or belongs to a stream that does not exist, or a chunk is
+            missing or present twice.
+    """
+    first = _list_chunks(snapshot)
+    # A folder that changes is not listed at one instant: the list may lack a chunk and have the
+    # next one, which was committed later. A second list has the chunk.
+    found = set(first) if _is_gapless(first) else {*first, *_list_chunks(snapshot)}
+    streams: list[dict[int, int]] = [{} for _ in range(num_streams)]
+    for chunk in sorted(found, key=str):
+        if chunk.stream >= num_streams:
+            raise DataLossError(
+                f"the snapshot {snapshot!r} has {num_streams} streams, so the chunk "
+                f"{str(chunk)!r} is not one of its own"
+            )
+        if chunk.number in streams[chunk.stream]:
+            raise DataLossError(
+                f"the snapshot {snapshot!r} has chunk {chunk.number} of stream {chunk.stream} "
+                f"twice; one of them is {str(chunk)!r}"
+            )
+        streams[chunk.stream][chunk.number] = chunk.elements
+    for chunk in first:
+        for number in range(chunk.number):
+            if number not in streams[chunk.stream]:
+                raise missing_chunk(snapshot, chunk.stream, number)
+    return tuple(tuple(_leading(chunks)) for chunks in streams)
+
+
+def missing_chunk(snapshot: str, stream: int, number: int) -> DataLossError:
+    """Return the error for a missing chunk."""
+    return DataLossError(
+        f"chunk {number} of stream {stream} is missing from the snapshot {snapshot!r}: copy it "
+        "from where the snapshot is whole, or save the dataset again"
+    )
+
+
+def _list_chunks(snapshot: str) -> list[ChunkName]:
+    try:
+        names = os.listdir(os.path.join(snapshot, CHUNKS))
+    except FileNotFoundError as error:
+        raise DataLossError(
+            f"the snapshot {snapshot!r} is damaged: its folder {CHUNKS!r} is missing"
+        ) from error
+    return [ChunkName.parse(name) for name in names]
+
+
+def _is_gapless(chunks: Iterable[ChunkName]) -> bool:
+    present = {(chunk.stream, chunk.number) for chunk in chunks}
+    return all(number == 0 or (stream, number - 1) in present for stream, number in present)
+
+
+def _leading(chunks: dict[int, int]) -> Iterator[int]:
+    """Yield the elements of chunks 0, 1, ... up to the first missing one."""
+    number = 0
+    while number in chunks:
+        yield chunks[number]
+        number += 1
+
+
+# Files of facts
+
+
+def write_facts(
+    folder: str, name: str, facts: dict[str, Any], temporary_folder: str | None = None
+) -> None:
+    """Write facts in JSON with a checksum. An existing file is replaced.
+
+    Args:
+        folder: The folder of the file.
+        name: The name of the file.
+        facts: The content.
+        temporary_folder: The folder of the temporary file. By default the same folder.
+    """
+    content = json.dumps(facts)
+    whole = json.dumps({"crc32": zlib.crc32(content.encode()), "facts": facts})
+    temporary = os.path.join(temporary_folder or folder, f"{name}.partial-{secrets.token_hex(4)}")
+    write_whole(os.path.join(folder, name), whole.encode(), temporary)
+
+
+def read_facts(folder: str, name: str) -> dict[str, Any] | None:
+    """Read the facts of :func:`write_facts`. Return None if there is no such file.
+
+    Raises:
+        DataLossError: The file is damaged.
+    """
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read())
+        facts: dict[str, Any] = content["facts"]
+        crc, recorded = zlib.crc32(json.dumps(facts).encode()), content["crc32"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataLossError(f"the file {path!r} of a snapshot is damaged: {error!r}") from error
+    if crc != recorded:
+        raise DataLossError(f"the file {path!r} of a snapshot is damaged: its checksum is wrong")
+    return facts
+
+
+@contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Turn an OSError into a FailedPreconditionError: the snapshot or cache cannot be written."""
+    try:
+        yield
+    except Error:  # some of these are OSErrors, too
+        raise
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot write {name}: {error}; check the free space and the permissions of its folder"
+        ) from error

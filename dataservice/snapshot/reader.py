@@ -1,17 +1,18 @@
-"""Reading committed chunks."""
+"""Read the elements of a chunk."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from io import BufferedReader, FileIO
 from typing import Any
 
 import numpy as np
 
-from dataservice.snapshot import frames
-from dataservice.snapshot.layout import ChunkName, missing_chunk
-from dataservice.snapshot.metadata import Metadata
-from dataservice.snapshot.packing import unpacker
+from dataservice.compression import Compressor
+from dataservice.snapshot import format
+from dataservice.snapshot.format import ChunkName
+from dataservice.snapshot.metadata import Metadata, missing_chunk
 from dataservice.wire import Array
 from mpidist.errors import DataLossError, FailedPreconditionError
 
@@ -19,128 +20,153 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ChunkReader:
-    """The elements of one chunk; holds one of them in memory, and a buffer.
+    """Reads one chunk. It holds one element in memory, and a buffer.
 
     Args:
-        snapshot: The folder of the snapshot.
-        metadata: Of the snapshot.
-        chunk: Which one.
-
-    Attributes:
-        chunk: As given.
+        path: The file.
+        head: The expected first bytes; see :func:`dataservice.snapshot.format.head`.
+        elements: The expected number of elements; None if it is not known.
+        codec: The codec of the records; None for no compression.
+        remedy: The advice in errors about damage.
 
     Raises:
-        DataLossError: It is gone, damaged, or of another snapshot.
-        UnimplementedError: It is compressed in a way that is unknown here.
+        DataLossError: The chunk is damaged, or belongs to another snapshot.
+        FailedPreconditionError: It is compressed, and the package cramjam is not installed.
+        FileNotFoundError: The file does not exist.
     """
 
-    def __init__(self, snapshot: str, metadata: Metadata, chunk: ChunkName) -> None:
-        self._decompress = unpacker(metadata.compression)
-        self.chunk = chunk
-        self._path = chunk.path(snapshot)
-        try:
-            self._file = BufferedReader(FileIO(self._path), _BUFFER_BYTES)
-        except FileNotFoundError as error:
-            raise missing_chunk(snapshot, chunk.stream, chunk.number) from error
+    def __init__(
+        self, path: str, head: bytes, elements: int | None, codec: str | None, remedy: str
+    ) -> None:
+        self._compressor = Compressor(codec) if codec else None
+        self._elements = elements
+        self._path = path
+        self._remedy = remedy
+        self._file = BufferedReader(FileIO(path), _BUFFER_BYTES)
+        # An iterator that ends by an error may never be closed.
+        weakref.finalize(self, self._file.close).atexit = False
         self._size = os.fstat(self._file.fileno()).st_size
-        self._place = 0
-        self._given = 0
+        self._offset = 0
+        self._count = 0
         try:
-            self._check_head(frames.head(metadata.identity, chunk.stream, chunk.number))
+            if self._take(len(head)) != head:
+                raise self._damaged(0, "its header belongs to another chunk")
         except DataLossError:
             self.close()
             raise
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Local. Where the next element is, in bytes, and how many are before it; may be set."""
-        return self._place, self._given
+    def position(self) -> tuple[int, int]:
+        """The offset of the next element in bytes, and the number of elements before it."""
+        return self._offset, self._count
 
-    @place.setter
-    def place(self, place: tuple[int, int]) -> None:
-        self._place, self._given = place
-        self._file.seek(self._place)
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        offset, self._count = position
+        if offset != self._offset:
+            self._file.seek(offset)
+            self._offset = offset
 
     def read(self) -> Any:
-        """Local. The next element; StopIteration at the end.
+        """Return the next element.
 
         Raises:
-            DataLossError: The record is damaged; the message names the file, and where in it.
-            FailedPreconditionError: It cannot be unpickled here.
+            DataLossError: The record is damaged. The message has the file and the offset.
+            FailedPreconditionError: The element cannot be unpickled here.
+            StopIteration: There is none.
         """
-        start = self._place
+        start = self._offset
         kind, body = self._record()
-        if kind == frames.END:
+        if kind == format.END:
             self._check_end(start, body)
-            self.place = start, self._given  # so that it ends again
+            self.position = start, self._count  # the next call ends in the same way
             raise StopIteration
-        if kind != frames.ELEMENT:
+        if kind != format.ELEMENT:
             raise self._damaged(start, f"there is a record of kind {kind}, not an element")
         try:
-            element = frames.unpack_body(body, self._decompress)
+            element = format.unpack_element(body, self._compressor)
         except Exception as error:
             raise FailedPreconditionError(
                 f"cannot unpickle the element at byte {start} of {self._path!r}: {error!r}; "
                 "install the same versions of the modules that the saver used"
             ) from error
-        self._given += 1
+        self._count += 1
         return element
 
     def state(self) -> bytes:
-        """Local. The state of the pass that follows the chunk, if it is the last of its stream.
+        """Return the state at the end of the chunk. The last chunk of a stream has one.
 
         Raises:
-            DataLossError: It is not there, or damaged.
+            DataLossError: The state is missing or damaged.
         """
-        self.place = max(self._size - frames.TAIL.size, 0), self._given
-        place = frames.place_of_state(self._take(frames.TAIL.size))
-        if place is None or place > self._size:
+        self.position = max(self._size - format.TAIL.size, 0), self._count
+        offset = format.state_offset(self._take(format.TAIL.size))
+        if offset is None or offset > self._size:
             raise self._damaged(self._size, "there is no state at its end")
-        self.place = place, self._given
+        self.position = offset, self._count
         kind, body = self._record()
-        if kind != frames.STATE:
-            raise self._damaged(place, f"there is a record of kind {kind}, not a state")
+        if kind != format.STATE:
+            raise self._damaged(offset, f"there is a record of kind {kind}, not a state")
         return body.tobytes()
 
     def close(self) -> None:
-        """Local. Read no more; idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def _record(self) -> tuple[int, Array]:
-        start = self._place
-        length, kind, crc = frames.RECORD.unpack(self._take(frames.RECORD.size))
-        if length > self._size - self._place:  # before there is memory for it
+        start = self._offset
+        length, kind, crc = format.RECORD.unpack(self._take(format.RECORD.size))
+        if length > self._size - self._offset:  # checked before memory is allocated for it
             raise self._damaged(start, f"a record of {length} bytes goes beyond its end")
         body = np.empty(length, np.uint8)
         if self._file.readinto(body.data) != length:
             raise self._damaged(start, "it ends within a record")
-        self._place += length
-        if frames.checksum(length, kind, [body.data]) != crc:
+        self._offset += length
+        if format.checksum(length, kind, [body.data]) != crc:
             raise self._damaged(start, "a record has a wrong checksum")
         return kind, body
 
     def _take(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise self._damaged(self._place, "it is truncated")
-        self._place += size
+            raise self._damaged(self._offset, "it is truncated")
+        self._offset += size
         return data
 
-    def _check_head(self, head: bytes) -> None:
-        if self._take(len(head)) != head:
-            raise self._damaged(0, "its header belongs to another chunk")
-
     def _check_end(self, start: int, body: Array) -> None:
-        told = frames.COUNT.unpack(body.data)[0] if len(body) == frames.COUNT.size else -1
-        if not told == self._given == self.chunk.elements:
-            raise self._damaged(
-                start,
-                f"it has {self._given} elements, but its end says {told} and its name "
-                f"{self.chunk.elements}",
-            )
+        recorded = format.COUNT.unpack(body.data)[0] if len(body) == format.COUNT.size else -1
+        if recorded == self._count and self._elements in (None, recorded):
+            return
+        message = f"it has {self._count} elements, but its end says {recorded}"
+        if self._elements is not None:
+            message += f" and its name {self._elements}"
+        raise self._damaged(start, message)
 
-    def _damaged(self, place: int, what: str) -> DataLossError:
+    def _damaged(self, offset: int, problem: str) -> DataLossError:
         return DataLossError(
-            f"the chunk {self._path!r} is damaged at byte {place}: {what}. Copy it from where it "
-            "is whole, or save the dataset again"
+            f"the chunk {self._path!r} is damaged at byte {offset}: {problem}. {self._remedy}"
         )
+
+
+def open_chunk(snapshot: str, metadata: Metadata, chunk: ChunkName) -> ChunkReader:
+    """Open a chunk of a snapshot.
+
+    Args:
+        snapshot: The folder of the snapshot.
+        metadata: The description of the snapshot.
+        chunk: The chunk.
+
+    Raises:
+        DataLossError: The chunk is missing, damaged, or belongs to another snapshot.
+        FailedPreconditionError: It is compressed, and the package cramjam is not installed.
+    """
+    try:
+        return ChunkReader(
+            chunk.path(snapshot),
+            format.head(metadata.identity, chunk.stream, chunk.number),
+            chunk.elements,
+            metadata.compression,
+            "Copy it from where it is whole, or save the dataset again",
+        )
+    except FileNotFoundError as error:
+        raise missing_chunk(snapshot, chunk.stream, chunk.number) from error

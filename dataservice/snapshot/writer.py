@@ -1,4 +1,4 @@
-"""Writing one stream of a snapshot, so that nothing is lost or doubled whatever is killed when."""
+"""Write the streams of a snapshot. A kill at any instant neither loses nor doubles an element."""
 
 from __future__ import annotations
 
@@ -10,25 +10,67 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from dataservice.snapshot import frames, layout, metadata
-from dataservice.snapshot.frames import Transform
-from dataservice.snapshot.layout import ChunkName
-from dataservice.snapshot.reader import ChunkReader
+from dataservice.compression import Compressor
+from dataservice.files import put_in_place
+from dataservice.snapshot import format, metadata
+from dataservice.snapshot.format import ChunkName
+from dataservice.snapshot.reader import open_chunk
 from mpidist.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
 
-# Large enough that few files make a large dataset; a loss of the writer costs at most so much work.
+# Large enough that a large dataset has few files. A lost writer repeats at most one chunk.
 CHUNK_BYTES = 256 << 20
 
-_BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 _ATTEMPT = re.compile(r"attempt_([0-9]+)")
 _UNCOMMITTED = "chunk"
 
 
-class StreamWriter:
-    """Writes one stream; for one thread.
+class ChunkWriter:
+    """Writes one chunk.
 
-    Elements that are appended count when they are committed, together with the state that the pass
-    over the dataset has behind them. A later attempt at the stream goes on from there::
+    Args:
+        file: A new file, which this object closes.
+        head: The first bytes; see :func:`dataservice.snapshot.format.head`.
+
+    Attributes:
+        file: As given.
+        elements: The number of elements.
+    """
+
+    def __init__(self, file: BinaryIO, head: bytes) -> None:
+        self.file = file
+        self.elements = 0
+        file.write(head)
+
+    def write(self, element: list[format.Buffer]) -> None:
+        """Write an element's record; see :func:`dataservice.snapshot.format.pack_element`."""
+        self._write(element)
+        self.elements += 1
+
+    def finish(self, state: bytes) -> None:
+        """Write the end and the state, and force the file to the disk."""
+        self._write(format.record(format.END, [format.COUNT.pack(self.elements)]))
+        offset = self.file.tell()
+        self._write([*format.record(format.STATE, [state]), format.tail(offset)])
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        # If the chunk is given up, it does not matter that the disk has no room for the buffer.
+        with suppress(OSError):
+            self.file.close()
+
+    def _write(self, pieces: list[format.Buffer]) -> None:
+        for piece in pieces:
+            self.file.write(piece)
+
+
+class StreamWriter:
+    """Writes one stream. One thread may use it.
+
+    Appended elements count once they are committed, together with the state of the iterator behind
+    them. A later attempt at the stream continues from there::
 
         with StreamWriter(path, stream, attempt) as writer:
             if writer.state is not None:
@@ -40,36 +82,30 @@ class StreamWriter:
             writer.finish(elements.get_state())
 
     Args:
-        path: Folder of the snapshot, which exists.
-        stream: Which of its streams.
-        attempt: Higher than those of all attempts before. Earlier ones can commit nothing from now
-            on, though their processes may still run.
-        chunk_bytes: At how many bytes a chunk is full.
-        compress: Makes the body of a record smaller; the reader must know how to undo what the
-            metadata name.
+        path: The folder of the snapshot, which exists.
+        stream: The stream.
+        attempt: A number higher than those of all attempts before. Earlier attempts can commit
+            nothing from now on, even if their processes still run.
+        chunk_bytes: The size at which a chunk is full.
 
     Attributes:
-        state: Where to go on; None from the beginning.
-        elements: How many elements have been committed, by all attempts.
-        finished: Whether the stream has come to its end; then there is nothing to do.
+        state: The state to continue from; None for the beginning.
+        elements: The number of elements that all attempts have committed.
+        finished: Whether the stream is finished, so that there is nothing to do.
 
     Raises:
         AbortedError: A later attempt has begun.
         AlreadyExistsError: Another writer has this number of attempt.
         DataLossError: The snapshot is damaged.
-        FailedPreconditionError: The folder cannot be written.
+        FailedPreconditionError: The folder cannot be written, or elements are to be compressed and
+            the package cramjam is not installed.
         NotFoundError: There is no snapshot.
-        ValueError: It has no such stream, or the attempt is negative.
+        UnimplementedError: The compression of the snapshot is unknown here.
+        ValueError: The snapshot has no such stream, or the attempt is negative.
     """
 
     def __init__(
-        self,
-        path: str,
-        stream: int,
-        attempt: int,
-        *,
-        chunk_bytes: int = CHUNK_BYTES,
-        compress: Transform | None = None,
+        self, path: str, stream: int, attempt: int, *, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self._metadata = metadata.read(path)
         if not 0 <= stream < self._metadata.num_streams:
@@ -79,14 +115,15 @@ class StreamWriter:
             )
         if attempt < 0:
             raise ValueError(f"attempts are numbered from 0, not {attempt}")
+        codec = self._metadata.compression
+        self._compressor = Compressor(codec) if codec else None
         self._snapshot = path
         self._stream = stream
-        self._stream_folder = layout.stream_folder(path, stream)
+        self._stream_folder = format.stream_folder(path, stream)
         self._folder = os.path.join(self._stream_folder, f"attempt_{attempt}")
+        self._uncommitted = os.path.join(self._folder, _UNCOMMITTED)
         self._chunk_bytes = chunk_bytes
-        self._compress = compress
-        self._file: BinaryIO | None = None
-        self._appended = 0
+        self._chunk: ChunkWriter | None = None
         self._counts: list[int] = []
         self._last: ChunkName | None = None
         self._closed = False
@@ -95,62 +132,60 @@ class StreamWriter:
         self.finished = False
         with self._unless_fenced():
             self._fence(attempt)
-            self._take_up()
+            self._resume()
 
     def append(self, element: Any) -> None:
-        """Local. Add an element to the chunk; it is pickled at once.
+        """Add an element to the chunk. It is pickled at once.
 
         Raises:
-            Exception: It cannot be pickled.
+            Exception: The element cannot be pickled. The writer can still be used.
             AbortedError: A later attempt has begun.
             FailedPreconditionError: The file cannot be written.
         """
         self._check_open()
-        pieces = frames.record(frames.ELEMENT, frames.pack(element, self._compress))
+        pieces = format.pack_element(element, self._compressor)
         with self._unless_fenced():
-            self._write(pieces)
-        self._appended += 1
+            if self._chunk is None:
+                file = open(self._uncommitted, "wb", BUFFER_BYTES)  # noqa: SIM115 - until commit()
+                head = format.head(self._metadata.identity, self._stream, len(self._counts))
+                self._chunk = ChunkWriter(file, head)
+            self._chunk.write(pieces)
 
     @property
     def full(self) -> bool:
-        """Local. Whether it is time to commit."""
-        return self._file is not None and self._file.tell() >= self._chunk_bytes
+        """True if the chunk is full and should be committed."""
+        return self._chunk is not None and self._chunk.file.tell() >= self._chunk_bytes
 
     def commit(self, state: bytes) -> None:
-        """Local. Make a chunk of the elements appended since the last one; without any, do nothing.
+        """Make a chunk of the elements since the last commit. Without elements, do nothing.
 
         Args:
-            state: Of the pass behind the last element.
+            state: The state of the iterator behind the last element.
 
         Raises:
-            AbortedError: A later attempt has begun; these elements are its to write.
+            AbortedError: A later attempt has begun, and has to write these elements.
             FailedPreconditionError: The file cannot be written.
         """
         self._check_open()
-        if not self._appended:
+        if self._chunk is None:
             return
-        chunk = ChunkName(self._stream, len(self._counts), self._appended)
+        chunk = ChunkName(self._stream, len(self._counts), self._chunk.elements)
         with self._unless_fenced():
-            file = self._write(frames.record(frames.END, [frames.COUNT.pack(self._appended)]))
-            place = file.tell()
-            self._write([*frames.record(frames.STATE, [state]), frames.tail(place)])
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            self._file = None
-            # The moment at which elements and state count. A later attempt has removed the folder.
-            os.rename(self._uncommitted, chunk.path(self._snapshot))
-            layout.sync_folder(os.path.dirname(chunk.path(self._snapshot)))
+            self._chunk.finish(state)
+            self._chunk.close()
+            # This rename commits the elements and the state. A later attempt has removed the
+            # folder, and then it fails.
+            put_in_place(self._uncommitted, chunk.path(self._snapshot))
+            self._chunk = None
             if self._last is not None:
                 _drop_state(self._last.path(self._snapshot))
         self._last = chunk
-        self._counts.append(self._appended)
-        self.elements += self._appended
+        self._counts.append(chunk.elements)
+        self.elements += chunk.elements
         self.state = state
-        self._appended = 0
 
     def finish(self, state: bytes) -> None:
-        """Local. Commit the rest, and say that the stream has come to its end; idempotent.
+        """Commit the rest, and mark the stream as finished. Idempotent.
 
         Args:
             state: See :meth:`commit`.
@@ -163,18 +198,16 @@ class StreamWriter:
             self.commit(state)
             facts = {"counts": self._counts}
             with self._unless_fenced():
-                layout.put(self._stream_folder, layout.DONE, facts, by_way_of=self._folder)
+                metadata.write_facts(self._stream_folder, format.DONE, facts, self._folder)
             self.finished = True
 
     def close(self) -> None:
-        """Local. Give up what is not committed; idempotent."""
-        if self._file is not None:
-            # Closing flushes what is given up: that there is no room for it does not matter.
-            with suppress(OSError):
-                self._file.close()
+        """Give up the uncommitted elements. Idempotent."""
+        if self._chunk is not None:
+            self._chunk.close()
             with suppress(OSError):
                 os.unlink(self._uncommitted)
-            self._file = None
+            self._chunk = None
         self._closed = True
 
     def __enter__(self) -> StreamWriter:
@@ -192,24 +225,12 @@ class StreamWriter:
                 "or is finished"
             )
 
-    @property
-    def _uncommitted(self) -> str:
-        return os.path.join(self._folder, _UNCOMMITTED)
-
-    def _write(self, pieces: list[frames.Buffer]) -> BinaryIO:
-        if self._file is None:
-            self._file = open(self._uncommitted, "wb", _BUFFER_BYTES)  # noqa: SIM115 - till commit()
-            self._file.write(frames.head(self._metadata.identity, self._stream, len(self._counts)))
-        for piece in pieces:
-            self._file.write(piece)
-        return self._file
-
     def _fence(self, attempt: int) -> None:
         """Take the stream from earlier attempts.
 
         A writer commits by renaming files out of a folder of its own. Without the folder it cannot,
-        on any file system. It makes the folder before it looks for others: of two that begin at the
-        same time, the later attempt sees the earlier one, whose folder it removes.
+        on any file system. It makes the folder before it looks for others. If two attempts begin at
+        the same time, the later one therefore sees the folder of the earlier one, and removes it.
         """
         try:
             os.mkdir(self._folder)
@@ -226,29 +247,29 @@ class StreamWriter:
             elif other < attempt:
                 _remove(os.path.join(self._stream_folder, name))
 
-    def _take_up(self) -> None:
-        """Find out how far earlier attempts have come."""
-        counts = layout.committed_chunks(self._snapshot, self._metadata.num_streams)[self._stream]
-        self._counts = list(counts)
-        self.elements = sum(counts)
-        self.finished = layout.get(self._stream_folder, layout.DONE) is not None
-        if counts:
-            self._last = ChunkName(self._stream, len(counts) - 1, counts[-1])
-            reader = ChunkReader(self._snapshot, self._metadata, self._last)
+    def _resume(self) -> None:
+        """Read the progress of earlier attempts."""
+        streams = metadata.committed_chunks(self._snapshot, self._metadata.num_streams)
+        self._counts = list(streams[self._stream])
+        self.elements = sum(self._counts)
+        self.finished = metadata.read_facts(self._stream_folder, format.DONE) is not None
+        if self._counts:
+            self._last = ChunkName(self._stream, len(self._counts) - 1, self._counts[-1])
+            reader = open_chunk(self._snapshot, self._metadata, self._last)
             try:
                 self.state = reader.state()
             finally:
                 reader.close()
-        os.stat(self._folder)  # a later attempt may have changed all this meanwhile
+        os.stat(self._folder)  # fails if a later attempt may have changed all this meanwhile
 
     @contextmanager
     def _unless_fenced(self) -> Iterator[None]:
-        """AbortedError in place of what fails because a later attempt has begun."""
+        """Turn errors into an AbortedError if a later attempt has begun, which causes them."""
         try:
-            with layout.writing(self._snapshot):
+            with metadata.writing(f"the snapshot {self._snapshot!r}"):
                 yield
         except Exception as error:
-            self.close()  # what is written in part must not be committed
+            self.close()  # a partly written chunk must not be committed
             if isinstance(error, AlreadyExistsError) or os.path.isdir(self._folder):
                 raise
             raise AbortedError(
@@ -263,14 +284,14 @@ def _remove(folder: str) -> None:
     doomed = f"{folder}.{secrets.token_hex(8)}"
     with suppress(FileNotFoundError):  # another attempt removes it as well
         os.rename(folder, doomed)
-        # A name alone would not do where a writer on another host knows the folder without it.
+        # The rename alone is not enough: a writer on another host may know the folder by its inode.
         shutil.rmtree(doomed)
 
 
 def _drop_state(path: str) -> None:
-    """Cut off a state that is no longer the last: it may be as large as the elements."""
+    """Cut off a state that is no longer the last. It may be as large as the elements."""
     with open(path, "r+b") as file:
-        file.seek(-frames.TAIL.size, os.SEEK_END)
-        place = frames.place_of_state(file.read())
-        if place is not None:
-            file.truncate(place)
+        file.seek(-format.TAIL.size, os.SEEK_END)
+        offset = format.state_offset(file.read())
+        if offset is not None:
+            file.truncate(offset)

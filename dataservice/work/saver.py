@@ -10,14 +10,13 @@ from collections.abc import Iterator
 
 from dataservice.dataset.context import Context, Share
 from dataservice.dataset.node import ElementIterator, Node
+from dataservice.errors import code_and_message
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.snapshot import metadata
-from dataservice.snapshot.packing import packer
 from dataservice.snapshot.writer import StreamWriter
 from dataservice.wire import dumps
 from dataservice.work.feeds import StridedSplits
 from dataservice.work.task_thread import TaskThread, WithdrawnError
-from mpidist.errors import AbortedError, Error, OpError, UnimplementedError, UnknownError
+from mpidist.errors import AbortedError, Error, UnimplementedError
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +54,9 @@ class Saver(TaskThread):
 
     def _save(self, task: pb.Task, node: Node) -> int | None:
         """Write the part; gives the number of its elements, None if it was stopped."""
-        name = metadata.read(task.path).compression
         with contextlib.ExitStack() as stack:
             with _fenced():
-                writer = stack.enter_context(
-                    StreamWriter(task.path, task.part, task.attempt, compress=packer(name))
-                )
+                writer = stack.enter_context(StreamWriter(task.path, task.part, task.attempt))
             if writer.finished:
                 return writer.elements
             share = None
@@ -91,10 +87,9 @@ class Saver(TaskThread):
     def _fail(self, error: BaseException) -> None:
         if self._dispatcher.stopped():
             return
-        name = type(error).__qualname__
-        known = error if isinstance(error, OpError) else UnknownError(f"{name}: {error}")
-        message = f"{known} (while {self._where} saved its part)"
-        self._end(pb.TaskProgress(task_id=self._task_id, code=known.code, message=message))
+        code, message = code_and_message(error)
+        message = f"{message} (while {self._where} saved its part)"
+        self._end(pb.TaskProgress(task_id=self._task_id, code=code, message=message))
 
     def _end(self, progress: pb.TaskProgress) -> None:
         self._result = progress

@@ -15,12 +15,13 @@ import numpy as np
 
 from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller, process_name
+from dataservice.compression import PROBE_BYTES
 from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.stall import Stall, missing_dispatcher
-from dataservice.wire import PROBE_BYTES, unpack_dataset
+from dataservice.wire import unpack_dataset
 from dataservice.work.runner import Runner
 from dataservice.work.saver import Saver
 from dataservice.work.task_thread import TaskThread

@@ -9,9 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataservice.compression import compress
 from dataservice.dataset import tree
+from dataservice.errors import pack_error
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel, compress, pack_elements, pack_error
+from dataservice.wire import Parcel, pack_elements
 from mpidist import Request
 
 # A runner makes this much ahead, and at least two elements.

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dataservice import Dataset, distribute
+from mpidist.errors import DataLossError, FailedPreconditionError
 
 
 def values(dataset):
@@ -93,6 +94,8 @@ sys.exit(3 + len(list(elements)))
     )
     assert status == 7
     assert os.listdir(tmp_path) == ["kept"]
+    # The process that was forked has not written what was in its copy of the buffer.
+    assert values(Dataset.range(5).cache(tmp_path / "kept")) == [0, 1, 2, 3, 4]
 
 
 def test_who_writes_at_once_is_left_alone(tmp_path):
@@ -114,6 +117,77 @@ def test_a_pass_whose_file_was_taken_for_abandoned_comes_to_its_end(tmp_path):
     assert os.listdir(tmp_path) == []
     assert values(dataset) == [0, 1, 2]
     assert os.listdir(tmp_path) == ["kept"]
+
+
+def flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+def test_every_damaged_byte_is_found(tmp_path):
+    path = tmp_path / "kept"
+    dataset = Dataset.from_source([{"a": 1}, "b", (2, 3.5)]).cache(path)
+    list(dataset)
+    content = path.read_bytes()
+    for damaged in (
+        *(flipped(content, place) for place in range(len(content))),
+        *(content[:length] for length in range(len(content))),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataLossError, match=str(path)) as caught:
+            list(dataset)
+        assert "emove it" in str(caught.value)
+    path.write_bytes(content)
+    assert len(list(dataset)) == 3
+
+
+def test_a_damaged_element_does_not_hide_the_others(tmp_path):
+    path = tmp_path / "kept"
+    dataset = Dataset.from_source([b"first", b"second", b"third"]).cache(path)
+    list(dataset)
+    content = path.read_bytes()
+    # In its pickle, and anywhere before.
+    for place in range(content.index(b"first") + len("first"), content.index(b"second") + 1):
+        path.write_bytes(flipped(content, place))
+        found = [bytes(element) for element in dataset.ignore_errors()]
+        assert found in ([b"first", b"third"], [b"second", b"third"])
+    assert found == [b"first", b"third"]
+
+
+def test_a_write_that_fails(tmp_path, monkeypatch):
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "kept"
+    dataset = Dataset.range(3).cache(path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with (
+        iter(dataset) as elements,
+        pytest.raises(FailedPreconditionError, match=rf"the cache '{path}'.*No space left"),
+    ):
+        list(elements)
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    assert values(dataset) == [0, 1, 2]
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_a_cache_of_files_whose_names_are_not_utf_8(tmp_path):
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with open(file, "w") as opened:
+        opened.write("1\n2\n")
+    dataset = Dataset.from_files([file], "text").cache(tmp_path / "kept")
+    assert values(dataset) == values(dataset) == [1, 2]
+
+
+def test_a_snapshot_is_no_cache(tmp_path):
+    dataset = Dataset.range(3)
+    dataset.save(tmp_path / "saved")
+    (chunk,) = (tmp_path / "saved" / "chunks").iterdir()
+    chunk.rename(tmp_path / "kept")
+    with pytest.raises(DataLossError, match="is not a cache"):
+        list(dataset.cache(tmp_path / "kept"))
+    with pytest.raises(DataLossError, match="is a folder"):
+        list(dataset.cache(tmp_path / "saved"))
 
 
 def test_a_relative_name_is_of_the_folder_where_the_dataset_was_described(

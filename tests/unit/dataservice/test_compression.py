@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import compression
-from dataservice.compression import CODECS, Compressor, check_compression, choose_codec
-from dataservice.read import codecs as codecs_module
+from dataservice.compression import (
+    CODECS,
+    PROBE_BYTES,
+    CodecChoice,
+    Compressor,
+    check_compression,
+    compression_pays,
+)
 from mpidist import Work
 from mpidist.errors import DataLossError, FailedPreconditionError
 
@@ -154,7 +160,7 @@ def test_names_that_need_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cramjam", None)
     check_compression("AUTO")
     check_compression(None)
-    assert choose_codec("AUTO", "tcp", 1e8, [IDS]) is None
+    assert not compression_pays(1e8, [IDS])
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -175,50 +181,72 @@ def test_names_of_codecs(codec):
 # The choice
 
 
+class Line:
+    """An endpoint that notes its probes."""
+
+    def __init__(self, protocol="tcp"):
+        self.address = SimpleNamespace(protocol=protocol, host="here")
+        self.calls = []
+
+    def call(self, *_args, timeout):
+        self.calls.append(Work("probe"))
+        return self.calls[-1]
+
+
 @pytest.mark.parametrize("name", [None, *CODECS])
-@pytest.mark.parametrize("transport", ["tcp", "mpi", "inproc"])
-def test_who_names_a_codec_gets_it(name, transport):
-    assert choose_codec(name, transport, 9e9, [NOISE]) == name
+@pytest.mark.parametrize("protocol", ["tcp", "mpi", "inproc"])
+def test_who_names_a_codec_gets_it(name, protocol):
+    line = Line(protocol)
+    choice = CodecChoice(name, line)
+    choice.learn(f"{protocol}://there:1", [IDS])
+    assert choice.of(f"{protocol}://there:1") == (name or "")
+    assert not line.calls
+
+
+@pytest.mark.parametrize(
+    ("protocol", "worker"),
+    [("mpi", "mpi://there:1"), ("inproc", "inproc://there:1"), ("tcp", "tcp://here:1")],
+)
+def test_auto_measures_only_connections_to_other_hosts(protocol, worker):
+    line = Line(protocol)
+    choice = CodecChoice("AUTO", line)
+    for _ in range(2):
+        choice.learn(worker, [IDS])
+    assert choice.of(worker) == ""
+    assert not line.calls
 
 
 @needs_codecs
 @pytest.mark.parametrize(
-    ("transport", "bytes_per_s", "first", "expected"),
+    ("bytes_per_s", "first", "expected"),
     [
-        ("tcp", 0.1e9, [IDS], "LZ4"),
-        ("tcp", 0.499e9, [IDS, NOISE[:1000]], "LZ4"),
-        ("tcp", 0.5e9, [IDS], None),
-        ("mpi", 0.1e9, [IDS], None),
-        ("inproc", 0.1e9, [IDS], None),
-        ("shared memory", 0.1e9, [IDS], None),
-        ("tcp", 0.1e9, [NOISE], None),
-        ("tcp", 0.1e9, [NOISE, np.zeros(90_000, np.uint8)], None),  # a ratio of 1.2
-        ("tcp", 0.1e9, [NOISE, np.zeros(200_000, np.uint8)], "LZ4"),  # of 1.5
-        ("tcp", 0.1e9, [], None),
-        ("tcp", 0.1e9, [np.zeros(0)], None),
-        ("tcp", 0.1e9, [NOISE, NOISE, NOISE, np.zeros(10**7)], None),  # after the first MiB
+        (0.1e9, [IDS], True),
+        (0.499e9, [IDS, NOISE[:1000]], True),
+        (0.5e9, [IDS], False),
+        (0.1e9, [NOISE], False),
+        (0.1e9, [NOISE, np.zeros(90_000, np.uint8)], False),  # a ratio of 1.2
+        (0.1e9, [NOISE, np.zeros(200_000, np.uint8)], True),  # of 1.5
+        (0.1e9, [], False),
+        (0.1e9, [np.zeros(0)], False),
+        (0.1e9, [NOISE, NOISE, NOISE, np.zeros(10**7)], False),  # after the first MiB
     ],
 )
-def test_auto(transport, bytes_per_s, first, expected):
-    assert choose_codec("AUTO", transport, bytes_per_s, first) == expected
+def test_auto(bytes_per_s, first, expected):
+    assert compression_pays(bytes_per_s, first) == expected
 
 
-def test_the_pace_of_a_pipeline_is_not_that_of_the_link(monkeypatch):
-    clock, rates, calls = [0.0], [], []
-    monkeypatch.setattr(codecs_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(codecs_module, "choose_codec", lambda *args: rates.append(args[2]))
-
-    class Line:
-        address = SimpleNamespace(protocol="tcp", host="here")
-
-        def call(self, *_args, timeout):
-            calls.append(Work("probe"))
-            return calls[-1]
-
-    chosen = codecs_module.Codecs("AUTO", Line())
-    chosen.learn("tcp://there:1", [NOISE])
-    clock[0] = 0.001
-    calls[0].complete()
+@needs_codecs
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, ""), (0.1, "LZ4")])
+def test_the_pace_of_a_pipeline_is_not_that_of_the_link(monkeypatch, seconds, expected):
+    clock, line = [0.0], Line()
+    monkeypatch.setattr(compression, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    choice = CodecChoice("AUTO", line)
+    choice.learn("tcp://there:1", [IDS])
+    choice.learn("tcp://there:1", [IDS])
+    assert choice.of("tcp://there:1") == ""  # not known yet
+    clock[0] = seconds
+    line.calls[0].complete()
     clock[0] = 60.0  # when the next element comes
-    chosen.learn("tcp://there:1", [NOISE])
-    assert rates == [pytest.approx(codecs_module.PROBE_BYTES / 0.001)]
+    choice.learn("tcp://there:1", [IDS])
+    assert (PROBE_BYTES / seconds < 0.5e9) == bool(expected)
+    assert choice.of("tcp://there:1") == expected

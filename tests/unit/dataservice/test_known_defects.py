@@ -68,7 +68,6 @@ def test_threads_of_a_worker_do_not_multiply_by_shards(make_service):
         assert threading.active_count() - before <= 16
 
 
-@defect(30, "a cache file has no checksum")
 def test_a_flipped_bit_in_a_cache_file_is_an_error(tmp_path):
     path = tmp_path / "cache"
     values = np.arange(4000, dtype="i8").reshape(4, 1000)

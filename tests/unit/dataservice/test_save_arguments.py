@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataservice import ArraySpec, Dataset, distribute
-from dataservice.snapshot.local import save_with_checkpoints
+from dataservice.snapshot.save import save_with_checkpoints
 from dataservice.snapshot.writer import StreamWriter
 from mpidist.errors import (
     AbortedError,

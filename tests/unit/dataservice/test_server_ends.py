@@ -24,7 +24,7 @@ from dataservice import (
 )
 from dataservice.dispatch import dispatcher as dispatcher_module
 from dataservice.dispatch.answers import Answers
-from dataservice.snapshot import layout
+from dataservice.snapshot import metadata
 from dataservice.work import worker as worker_module
 from mpidist.errors import CancelledError, FailedPreconditionError, InternalError, OpError
 
@@ -115,14 +115,14 @@ def test_a_save_that_fails_at_its_end_is_an_error_of_the_save(
     make_service, monkeypatch, tmp_path, caplog
 ):
     service = make_service(1)
-    get, path = layout.get, tmp_path / "saved"
+    read, path = metadata.read_facts, tmp_path / "saved"
 
     def stale(folder, name):
         if threading.current_thread().name == "dataservice-dispatcher":
             raise OSError(116, "Stale file handle")
-        return get(folder, name)
+        return read(folder, name)
 
-    monkeypatch.setattr(layout, "get", stale)
+    monkeypatch.setattr(metadata, "read_facts", stale)
     distributed_save(Dataset.range(10), path, service.target)
     with pytest.raises(OpError, match="Stale file handle"):
         list(Dataset.load(path, wait=True))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset
-from dataservice.snapshot import layout, metadata
-from dataservice.snapshot.layout import ChunkName
-from dataservice.snapshot.local import save
+from dataservice.snapshot import metadata
+from dataservice.snapshot.format import ChunkName
+from dataservice.snapshot.save import save
 from dataservice.snapshot.writer import StreamWriter
 from mpidist.errors import DataLossError, FailedPreconditionError, NotFoundError
 
@@ -69,17 +69,17 @@ def test_where_it_is(snapshot):
 def test_facts(snapshot, name):
     file = snapshot / name
     content = file.read_bytes()
-    facts = layout.get(str(snapshot), name)
+    facts = metadata.read_facts(str(snapshot), name)
     for place in range(len(content)):
         file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(DataLossError, match=f"{name}' of a snapshot is damaged"):
-            layout.get(str(snapshot), name)
+            metadata.read_facts(str(snapshot), name)
     for length in range(len(content)):
         file.write_bytes(content[:length])
         with pytest.raises(DataLossError, match=f"{name}' of a snapshot is damaged"):
-            layout.get(str(snapshot), name)
+            metadata.read_facts(str(snapshot), name)
     file.write_bytes(content)
-    assert layout.get(str(snapshot), name) == facts
+    assert metadata.read_facts(str(snapshot), name) == facts
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_another_number_of_elements(snapshot):
     damaged(snapshot, r"has chunks of \[2, 2\] elements")
     file = snapshot / "DONE"
     file.unlink()
-    layout.put(str(snapshot), "DONE", {"counts": [[2, 2], [2, 1]]})
+    metadata.write_facts(str(snapshot), "DONE", {"counts": [[2, 2], [2, 1]]})
     damaged(snapshot, "it has 1 elements, but its end says 1 and its name 2")
 
 
@@ -175,8 +175,8 @@ def test_a_folder_that_is_gone(snapshot):
 
 
 def test_another_format(snapshot):
-    facts = layout.get(str(snapshot), "metadata") | {"format": 2}
-    layout.put(str(snapshot), "metadata", facts)
+    facts = metadata.read_facts(str(snapshot), "metadata") | {"format": 2}
+    metadata.write_facts(str(snapshot), "metadata", facts)
     damaged(snapshot, "has format 2, not 1")
 
 
@@ -209,8 +209,8 @@ def test_a_list_made_while_chunks_come(snapshot, monkeypatch):
     """A folder that changes may be listed with a later chunk, and without an earlier one."""
     real = os.listdir
     lists = [["chunk_0_1_1"], ["chunk_0_0_2", "chunk_1_1_1"]]
-    monkeypatch.setattr(layout.os, "listdir", lambda path: lists.pop(0) if lists else real(path))
-    assert layout.committed_chunks(str(snapshot), 2) == ((2, 1), ())
+    monkeypatch.setattr(metadata.os, "listdir", lambda path: lists.pop(0) if lists else real(path))
+    assert metadata.committed_chunks(str(snapshot), 2) == ((2, 1), ())
     lists = [["chunk_0_1_1"], ["chunk_0_1_1"]]
     with pytest.raises(DataLossError, match="chunk 0 of stream 0 is missing"):
-        layout.committed_chunks(str(snapshot), 2)
+        metadata.committed_chunks(str(snapshot), 2)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.snapshot import layout, metadata
+from dataservice.snapshot import metadata
+from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.writer import StreamWriter
 from mpidist.errors import (
     AbortedError,
@@ -56,12 +57,15 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import test_snapshot_writer as test
+from dataservice import files
 
 last, calls = int(sys.argv[4]), 0
+ROOT = os.path.dirname(files.__file__)
+OWN = (os.path.join(ROOT, "snapshot"), os.path.join(ROOT, "files.py"))
 
 def count(frame, event, argument):
     global calls
-    if os.sep + "snapshot" + os.sep in frame.f_code.co_filename:
+    if frame.f_code.co_filename.startswith(OWN):
         if calls == last:
             os.kill(os.getpid(), signal.SIGKILL)
         calls += 1
@@ -329,7 +333,7 @@ def test_a_damaged_state(tmp_path):
     with StreamWriter(path, 0, 0) as writer:
         writer.append(1)
         writer.commit(b"state")
-    file = layout.ChunkName(0, 0, 1).path(path)
+    file = ChunkName(0, 0, 1).path(path)
     with open(file, "rb") as chunk:
         content = chunk.read()
     start = content.rindex(b"state") - 16

@@ -1,11 +1,9 @@
-import pickle
-
 import numpy as np
 import pytest
 
 from dataservice.dataset import Dataset
-from dataservice.wire import pack_dataset, pack_elements, pack_error, unpack, unpack_dataset
-from mpidist.errors import NotFoundError, UnknownError
+from dataservice.errors import pack_error, unpack_error
+from dataservice.wire import pack_dataset, pack_elements, unpack, unpack_dataset
 
 
 def test_large_arrays_are_not_copied():
@@ -73,7 +71,7 @@ def test_a_dataset_of_modules_that_are_not_here(text, kind, told):
         unpack_dataset(parcel.pickle, parcel.buffers)
     for remedy in ("PYTHONPATH of the data workers", "__main__", "register_pickle_by_value"):
         assert remedy in str(caught.value)
-    error = unpack(pack_error(caught.value, "a worker"), ())
+    error = unpack_error(pack_error(caught.value, "a worker"))
     assert type(error) is kind
     assert str(error) == str(caught.value)
     if kind is ModuleNotFoundError:
@@ -88,56 +86,3 @@ def test_the_digest_covers_buffers():
     assert digest(zeros) == digest(zeros.copy())
     one[-1] = 1
     assert digest(zeros) != digest(one)
-
-
-def raised(error):
-    try:
-        raise error
-    except BaseException as caught:
-        return caught
-
-
-def test_errors_keep_their_class_and_say_where():
-    error = unpack(pack_error(raised(NotFoundError("no such row")), "data worker 5"), ())
-    assert type(error) is NotFoundError
-    assert str(error) == "no such row"
-    (note,) = error.__notes__
-    assert "raised in data worker 5" in note
-    assert "in raised" in note  # the traceback's frame
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_what_would_end_the_reader_arrives_as_an_error_that_names_it(kind):
-    error = unpack(pack_error(raised(kind("enough")), "data worker 5"), ())
-    assert type(error) is UnknownError
-    assert f"{kind.__name__}: enough (raised in data worker 5" in str(error)
-    (note,) = error.__notes__
-    assert "in raised" in note  # the traceback's frame
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise KeyError("no words")
-
-    def __reduce__(self):
-        raise SystemExit(4)
-
-
-def test_an_error_that_can_be_neither_pickled_nor_printed_is_named():
-    error = unpack(pack_error(raised(Unspeakable()), "data worker 5"), ())
-    assert type(error) is UnknownError
-    assert "Unspeakable" in str(error)
-    assert "raised in data worker 5" in str(error)
-
-
-class Awkward(Exception):
-    def __init__(self, a, b):
-        super().__init__(f"{a} and {b}")
-
-
-def test_errors_that_cannot_be_pickled_say_what_they_were():
-    with pytest.raises(TypeError):
-        pickle.loads(pickle.dumps(Awkward(1, 2)))
-    error = unpack(pack_error(raised(Awkward(1, 2)), "data worker 5"), ())
-    assert type(error) is UnknownError
-    assert "Awkward: 1 and 2 (raised in data worker 5" in str(error)
