@@ -621,7 +621,6 @@ class Fetcher:
 
     def _check_deadlines(self, now: float) -> None:
         """Raise an error if a worker, or all of them, have been missing for too long."""
-        self._heartbeat.drive(now)
         for task in self._tasks.values():
             self._check_reply(task, now)
         limit_s = self._terms.start_timeout_s
@@ -651,9 +650,6 @@ class Fetcher:
             return
         call = task.calls[0]
         silent_s = now - call.sent
-        if silent_s > 1.0:
-            # Does not wait. Only a call that is driven fails when its peer's process has ended.
-            call.work.block(now)
         if silent_s > _SILENT_S:
             self._heartbeat.unreachable.add(task.id)
         if silent_s > _REPLY_LIMIT_S:

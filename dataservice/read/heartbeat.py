@@ -104,11 +104,6 @@ class Heartbeat:
         self._request = pb.ClientRequest()
         self._work = self.sent = None
 
-    def drive(self, now: float) -> None:
-        """Look, without waiting, whether the dispatcher is gone, if its reply takes long."""
-        if self._work is not None and self.sent is not None and now - self.sent > 1.0:
-            self._work.block(now)
-
     def leave(self, limit_s: float) -> None:
         """Tell the dispatcher that this consumer leaves, with all that is unreported."""
         self.withdraw()
