@@ -72,6 +72,7 @@ class ElementBuffer(ABC):
         waited_s: Seconds for which the user has waited for elements.
         on_room: Called when there is room for more elements.
         waits_for: Describes the cause of a long wait. Called on the user's thread.
+        is_fetched: Returns whether the fetcher's thread runs. Called on the user's thread.
         leased_until: Monotonic time until which the buffered elements belong to this consumer.
             Later they may have become another consumer's.
     """
@@ -87,6 +88,7 @@ class ElementBuffer(ABC):
         self.waited_s = 0.0
         self.on_room: Callable[[], None] = lambda: None
         self.waits_for: Callable[[], str] = lambda: "elements"
+        self.is_fetched: Callable[[], bool] = lambda: True
         self.leased_until = float("inf")
 
     # For the fetcher's thread
@@ -121,8 +123,8 @@ class ElementBuffer(ABC):
         """Return the ranges consumed since the last call, each as part, start and stop."""
 
     @abstractmethod
-    def watermarks(self) -> dict[int, int]:
-        """Return for every part the index before which all elements have been consumed."""
+    def watermark(self, part: int) -> int:
+        """Return the index before which all elements of a part have been consumed."""
 
     @abstractmethod
     def state(self) -> pb.State:
@@ -131,7 +133,7 @@ class ElementBuffer(ABC):
     def unconsumed(self) -> dict[int, list[int]]:
         """Return for every part the bounds of the elements that have come and are not consumed.
 
-        Empty where consumers say which elements they want: workers keep those for them.
+        Empty in the global order: workers keep its elements until they have been consumed.
         """
         return {}
 
@@ -173,11 +175,8 @@ class ElementBuffer(ABC):
     # For the user's thread
 
     @abstractmethod
-    def next(self, alive: Callable[[], bool]) -> Any:
+    def next(self) -> Any:
         """Return the next element. Wait for the element if it has not come.
-
-        Args:
-            alive: Returns whether the fetcher's thread runs.
 
         Raises:
             StopIteration: There are no more elements.
@@ -197,11 +196,11 @@ class ElementBuffer(ABC):
     def _drop_elements(self) -> None:
         """Drop the buffered elements. Called with the lock held."""
 
-    def _wait(self, is_here: Callable[[], bool], alive: Callable[[], bool]) -> None:
+    def _wait(self, is_here: Callable[[], bool]) -> None:
         """Wait, with the lock held, until ``is_here()``; at the end, raise as :meth:`next`."""
         began = time.monotonic()
         try:
-            found = self._wait_until(is_here, alive)
+            found = self._wait_until(is_here)
         finally:
             waited_s = time.monotonic() - began
             self.waited_s += waited_s
@@ -211,7 +210,7 @@ class ElementBuffer(ABC):
         if not found:
             raise StopIteration if self.error is None else self.error
 
-    def _wait_until(self, holds: Callable[[], bool], alive: Callable[[], bool]) -> bool:
+    def _wait_until(self, holds: Callable[[], bool]) -> bool:
         """Wait, with the lock held, until a condition holds. Return False if it never will."""
         stall = Stall(self._user, lambda: self.waits_for())
         self._user_waits = True
@@ -220,7 +219,7 @@ class ElementBuffer(ABC):
                 if self.over or self.closed:
                     return False
                 limit_s = min(_ALIVE_PERIOD_S, stall.due_s)
-                if not self._changed.wait(limit_s) and not alive() and not self.over:
+                if not self._changed.wait(limit_s) and not self.is_fetched() and not self.over:
                     raise RuntimeError("the thread that fetches elements has died")
                 stall.look()
             return True
@@ -272,13 +271,15 @@ class FirstComeBuffer(ElementBuffer):
             consumed, self._consumed = self._consumed, []
             return consumed
 
-    def watermarks(self) -> dict[int, int]:
+    def watermark(self, part: int) -> int:
         with self._changed:
             self._note_consumed()
-            return dict(self._watermarks)
+            return self._watermarks.get(part, 0)
 
     def state(self) -> pb.State:
-        marks = sorted(self.watermarks().items())
+        with self._changed:
+            self._note_consumed()
+            marks = sorted(self._watermarks.items())
         return pb.State(
             parts=[pb.PartState(part=part, start=mark, total=-1) for part, mark in marks]
         )
@@ -299,9 +300,9 @@ class FirstComeBuffer(ElementBuffer):
         current = self._current  # read once: the user's thread may change it
         return self._count + (0 if current is None else current.count)
 
-    def next(self, alive: Callable[[], bool]) -> Any:
+    def next(self) -> Any:
         if time.monotonic() > self.leased_until:
-            self._wait_for_lease(alive)
+            self._wait_for_lease()
         try:
             return self._left.popleft()
         except IndexError:  # the current frame is consumed
@@ -314,7 +315,7 @@ class FirstComeBuffer(ElementBuffer):
             self.on_room()
         with self._changed:
             # During the wait, this process may have stood still for longer than its lease.
-            self._wait(lambda: bool(self._frames) and self._has_lease(), alive)
+            self._wait(lambda: bool(self._frames) and self._has_lease())
             frame = self._frames.popleft()
             self._nbytes -= frame.nbytes
             self._count -= frame.count
@@ -339,10 +340,10 @@ class FirstComeBuffer(ElementBuffer):
     def _has_lease(self) -> bool:
         return time.monotonic() <= self.leased_until
 
-    def _wait_for_lease(self, alive: Callable[[], bool]) -> None:
+    def _wait_for_lease(self) -> None:
         """Wait until the fetcher has found out whether other consumers have got the elements."""
         with self._changed:
-            if not self._wait_until(self._has_lease, alive):
+            if not self._wait_until(self._has_lease):
                 self._drop_elements()  # the fetcher has ended without finding out
 
     def _note_consumed(self) -> None:
@@ -421,15 +422,17 @@ class OrderedBuffer(ElementBuffer):
 
     def take_consumed(self) -> list[tuple[int, int, int]]:
         consumed = []
-        for part, mark in self.watermarks().items():
-            if mark > self._reported[part]:
-                consumed.append((part, self._reported[part], mark))
+        for part, reported in enumerate(self._reported):
+            mark = self.watermark(part)
+            if mark > reported:
+                consumed.append((part, reported, mark))
                 self._reported[part] = mark
         return consumed
 
-    def watermarks(self) -> dict[int, int]:
+    def watermark(self, part: int) -> int:
         with self._changed:
-            return {part: self._watermark(part) for part in range(self._order.parts)}
+            mark, end = self._order.mark(part), self._order.end(part)
+        return (mark if end < 0 else min(mark, end)) * self._group_size
 
     def state(self) -> pb.State:
         with self._changed:
@@ -454,7 +457,7 @@ class OrderedBuffer(ElementBuffer):
             due = self._order.missing() is None and not self._order.over
             return due and not self.closed and not self._is_here()
 
-    def next(self, alive: Callable[[], bool]) -> Any:
+    def next(self) -> Any:
         with self._changed:
             here = self._is_here()
         if not here:
@@ -462,7 +465,7 @@ class OrderedBuffer(ElementBuffer):
             self.on_room()
         with self._changed:
             if not here or (self.over and not self._is_here()):
-                self._wait(self._is_here, alive)
+                self._wait(self._is_here)
             if self._order.over:
                 raise StopIteration
             frames = self._parts[self._order.part]
@@ -475,10 +478,6 @@ class OrderedBuffer(ElementBuffer):
     def _drop_elements(self) -> None:
         for frames in self._parts:
             frames.cut(0)
-
-    def _watermark(self, part: int) -> int:
-        mark, end = self._order.mark(part), self._order.end(part)
-        return (mark if end < 0 else min(mark, end)) * self._group_size
 
     def _is_here(self) -> bool:
         """Return whether the next element has come, or the end is known to be here."""

@@ -157,7 +157,7 @@ class DistributedIterator(ElementIterator):
                 raise StopIteration
             fetcher = self._start()
         try:
-            return fetcher.buffer.next(fetcher.thread.is_alive)
+            return fetcher.buffer.next()
         except Exception as error:
             if error is fetcher.buffer.error:
                 # Its thread has ended. The frames of the error, which the buffer keeps, refer to

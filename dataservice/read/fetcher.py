@@ -165,6 +165,7 @@ class Fetcher:
         self._wake = endpoint.work("a reply to a consumer")
         self._joined = threading.Event()
         self.thread = threading.Thread(target=self._run, name="dataservice-consumer", daemon=True)
+        self.buffer.is_fetched = self.thread.is_alive
 
     def start(self) -> None:
         """Start the thread."""
@@ -456,7 +457,7 @@ class Fetcher:
             codec=self._codecs.of(task.worker),
         )
         if self._seeks:
-            body.acknowledged = self.buffer.watermarks().get(task.part, 0)
+            body.acknowledged = self.buffer.watermark(task.part)
             if task.plan is None:
                 task.plan = plan = self.buffer.plan(task.part)
                 body.seek, body.start = True, plan.start
@@ -622,7 +623,14 @@ class Fetcher:
     def _check_deadlines(self, now: float) -> None:
         """Raise an error if a worker, or all of them, have been missing for too long."""
         for task in self._tasks.values():
-            self._check_reply(task, now)
+            if not task.calls or now - task.calls[0].sent <= _SILENT_S:
+                continue
+            self._heartbeat.unreachable.add(task.id)
+            if now - task.calls[0].sent > _REPLY_LIMIT_S:
+                raise DeadlineExceededError(
+                    f"no answer within {_REPLY_LIMIT_S:g} s: {task.calls[0].work.name}; the data "
+                    "worker hangs or has ended"
+                )
         limit_s = self._terms.start_timeout_s
         if self._last_loss and self._endpoint.address.protocol == "mpi":
             limit_s = min(limit_s, _WORLD_PATIENCE_S)
@@ -642,20 +650,6 @@ class Fetcher:
             raise UnavailableError(
                 f"no data worker has delivered an element for {limit_s:g} s: they fail "
                 f"repeatedly, last{self._last_loss}"
-            )
-
-    def _check_reply(self, task: _Task, now: float) -> None:
-        """Raise DeadlineExceededError if a worker has not replied for a minute."""
-        if not task.calls:
-            return
-        call = task.calls[0]
-        silent_s = now - call.sent
-        if silent_s > _SILENT_S:
-            self._heartbeat.unreachable.add(task.id)
-        if silent_s > _REPLY_LIMIT_S:
-            raise DeadlineExceededError(
-                f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; the data worker "
-                "hangs or has ended"
             )
 
     def _waits_for(self) -> str:

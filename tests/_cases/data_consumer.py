@@ -140,7 +140,7 @@ class Script:
         limit = threading.Timer(LIMIT_S, self.buffer.finish, [TimeoutError("nothing comes")])
         limit.start()
         try:
-            return self.buffer.next(self.thread.is_alive)
+            return self.buffer.next()
         finally:
             limit.cancel()
 

@@ -20,16 +20,12 @@ def frame(part, indices, nbytes=1, stride=1):
     return Frame(parcel, len(indices), nbytes, part, indices[0], stride)
 
 
-def alive():
-    return True
-
-
 def drain(buffer):
     """All that comes until the buffer's end."""
     got = []
     while True:
         try:
-            got.append(buffer.next(alive))
+            got.append(buffer.next())
         except StopIteration:
             return got
 
@@ -52,8 +48,8 @@ def test_an_error_comes_after_what_came_before_it_again_and_again():
     buffer.put(frame(0, [0]))
     buffer.finish(KeyError("bad"))
     buffer.finish()
-    assert buffer.next(alive) == (0, 0)
-    for call in (lambda: buffer.next(alive), lambda: buffer.next(alive)):
+    assert buffer.next() == (0, 0)
+    for call in (lambda: buffer.next(), lambda: buffer.next()):
         with pytest.raises(KeyError, match="bad"):
             call()
 
@@ -64,31 +60,33 @@ def test_a_closed_queue_gives_and_takes_nothing():
     buffer.close()
     buffer.put(frame(0, [1]))
     with pytest.raises(StopIteration):
-        buffer.next(alive)
+        buffer.next()
     assert buffer.unconsumed() == {0: []}
 
 
 def test_a_dead_fetching_thread_is_an_error(monkeypatch):
     monkeypatch.setattr(buffers, "_ALIVE_PERIOD_S", 1e-3)
+    buffer = FirstComeBuffer("a user", {})
+    buffer.is_fetched = lambda: False
     with pytest.raises(RuntimeError, match="died"):
-        FirstComeBuffer("a user", {}).next(lambda: False)
+        buffer.next()
 
 
 def test_an_element_is_used_when_it_has_been_given():
     buffer = FirstComeBuffer("a user", {0: 5})
     buffer.put(frame(0, range(5, 8)))
-    assert (buffer.take_consumed(), buffer.watermarks(), buffer.unconsumed()[0]) == (
+    assert (buffer.take_consumed(), buffer.watermark(0), buffer.unconsumed()[0]) == (
         [],
-        {0: 5},
+        5,
         [5, 8],
     )
-    buffer.next(alive)
-    assert (buffer.take_consumed(), buffer.watermarks()) == ([(0, 5, 6)], {0: 6})
+    buffer.next()
+    assert (buffer.take_consumed(), buffer.watermark(0)) == ([(0, 5, 6)], 6)
     assert buffer.unconsumed()[0] == [6, 8]
-    buffer.next(alive)
-    buffer.next(alive)
+    buffer.next()
+    buffer.next()
     assert (buffer.take_consumed(), buffer.take_consumed()) == ([(0, 6, 8)], [])
-    assert (buffer.watermarks(), buffer.unconsumed()[0]) == ({0: 8}, [])
+    assert (buffer.watermark(0), buffer.unconsumed()[0]) == (8, [])
 
 
 def test_used_and_in_hand_are_told_of_every_part():
@@ -96,9 +94,9 @@ def test_used_and_in_hand_are_told_of_every_part():
     for part, first in ((0, 10), (1, 0), (0, 20)):
         buffer.put(frame(part, range(first, first + 2)))
     for _ in range(3):
-        buffer.next(alive)
+        buffer.next()
     assert buffer.take_consumed() == [(0, 10, 12), (1, 0, 1)]
-    assert buffer.watermarks() == {0: 12, 1: 1}
+    assert [buffer.watermark(part) for part in (0, 1, 2)] == [12, 1, 0]
     assert buffer.unconsumed() == {0: [20, 22], 1: [1, 2]}
 
 
@@ -115,7 +113,7 @@ def test_whatever_came_is_used_or_in_hand(sizes, steps, rng):
         came[part] = first + size
     buffer.finish()
     for _ in range(min(steps, sum(came.values()))):
-        buffer.next(alive)
+        buffer.next()
         if rng.random() < 0.3:
             for part, start, stop in buffer.take_consumed():
                 assert start == used.get(part, 0)
@@ -124,7 +122,7 @@ def test_whatever_came_is_used_or_in_hand(sizes, steps, rng):
     for part, stop in came.items():
         together = RangeSet([0, used.get(part, 0), *buffer.unconsumed()[part]])
         assert together.bounds == [0, stop]
-        assert buffer.watermarks().get(part, 0) == used.get(part, 0)
+        assert buffer.watermark(part) == used.get(part, 0)
         assert buffer.plan(part) == Plan(stop, 1, 0)
 
 
@@ -136,7 +134,7 @@ def test_a_queue_has_room_for_a_number_of_bytes():
     assert not buffer.has_room(0)
     rings = []
     buffer.on_room = lambda: rings.append(1)
-    buffer.next(alive)
+    buffer.next()
     assert buffer.has_room(0)
     assert rings == [1]
 
@@ -147,7 +145,7 @@ def test_a_frame_is_held_until_the_next_one_is_begun():
     buffer.put(frame(0, range(3, 5)))
     counts = [buffer.buffered]
     for _ in range(4):
-        buffer.next(alive)
+        buffer.next()
         counts.append(buffer.buffered)
     assert counts == [5, 5, 5, 5, 2]
 
@@ -184,8 +182,8 @@ def test_an_ordered_stream_gives_the_global_order_whatever_comes_first(lengths, 
         for expected in everything[index::consumers]:
             while not buffer._is_here():
                 fetch(buffer, lengths, rng.randrange(len(lengths)), rng.randint(1, 4))
-            got.append(buffer.next(alive))
-            assert buffer.watermarks()[expected[0]] == expected[1] + 1
+            got.append(buffer.next())
+            assert buffer.watermark(expected[0]) == expected[1] + 1
         assert got == everything[index::consumers]
         while not buffer._is_here():
             fetch(buffer, lengths, rng.randrange(len(lengths)), 9)
@@ -198,7 +196,7 @@ def test_used_marks_of_an_ordered_stream_are_told_once():
         fetch(buffer, [3, 3], part, 9)
     assert buffer.take_consumed() == []
     for _ in range(3):
-        buffer.next(alive)
+        buffer.next()
     assert [(part, stop) for part, _, stop in buffer.take_consumed()] == [(0, 2), (1, 1)]
     assert buffer.take_consumed() == []
     assert buffer.buffered == 3
@@ -215,7 +213,7 @@ def test_what_came_before_an_end_was_known_is_cut_and_asked_for_anew():
     assert buffer.plan(0) == Plan(2, 2, 0)
     buffer.put(frame(0, [2, 4, 6], stride=2))
     buffer.note_extent(0, 7, end=False)
-    assert [buffer.next(alive) for _ in range(4)] == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert [buffer.next() for _ in range(4)] == [(0, 0), (0, 1), (0, 2), (0, 4)]
 
 
 def test_a_cut_goes_through_frames_that_are_in_use():
@@ -224,7 +222,7 @@ def test_a_cut_goes_through_frames_that_are_in_use():
     for indices in (range(4), range(4, 6)):
         buffer.put(frame(0, indices))
         buffer.note_extent(0, indices[-1] + 1, end=False)
-    assert [buffer.next(alive) for _ in range(2)] == [(0, 0), (0, 1)]
+    assert [buffer.next() for _ in range(2)] == [(0, 0), (0, 1)]
     assert buffer.buffered == 4
     buffer.note_extent(1, 2, end=True)
     assert (buffer.buffered, buffer.plan(0).start) == (0, 2)
@@ -249,7 +247,7 @@ def test_the_state_of_a_stream_takes_another_one_on():
     buffer = ordered([4, 2])
     for part in range(2):
         fetch(buffer, [4, 2], part, 9)
-    got = [buffer.next(alive) for _ in range(3)]
+    got = [buffer.next() for _ in range(3)]
     state = pb.State.FromString(buffer.state().SerializeToString())
     again = ordered([4, 2], begin=state)
     for part in range(2):
