@@ -1,4 +1,4 @@
-"""Calls from threads that may wait, and that somebody may want to stop."""
+"""Calls that wait for a peer, from threads that other threads may stop."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from mpidist.mpi import Backoff
 
 M = TypeVar("M", bound=Message)
 
-# Tells a process from an earlier one with the same number.
+# Distinguishes this process from an earlier one with the same number.
 _TOKEN = secrets.token_hex(4)
 
-# How often a waiting thread looks whether it shall stop.
+# Period at which a waiting thread checks that it shall go on.
 _STOP_PERIOD_S = 0.1
 
 
 def process_name() -> str:
-    """Local. What this process is called: ``host/pid-token``."""
+    """Return the name of this process: ``host/pid-token``."""
     return f"{socket.gethostname()}/{os.getpid()}-{_TOKEN}"
 
 
 class Caller:
-    """Calls one peer from an endpoint.
+    """Calls the methods of one peer.
 
     Args:
-        endpoint: Ours.
-        peer: Whom to call.
-        what: The peer in words, for errors.
-        stopped: Asked while waiting; when it gives True, calls end with CancelledError.
+        endpoint: Calls go out from here.
+        peer: Address of the peer.
+        what: Kind of the peer, for errors: ``"dispatcher"``.
+        stopped: Asked during waits. When it returns True, calls end with CancelledError.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Caller:
         buffers: Sequence[Array] = (),
         timeout: float | None = None,
     ) -> Work:
-        """Local. Begin a call; its Work gives a Reply.
+        """Begin a call, and return its Work, which gives a Reply.
 
         Raises:
-            UnavailableError: There is nobody at the peer's address.
+            UnavailableError: No endpoint is at the peer's address.
         """
         body = request.SerializeToString()
         try:
@@ -75,20 +75,20 @@ class Caller:
             raise self._gone(error) from error
 
     def notify(self, method: str, request: Message) -> None:
-        """Local. Tell the peer something, without an answer."""
+        """Send a request that has no reply."""
         self.endpoint.notify(self.peer, method, request.SerializeToString())
 
     def finish(self, work: Work, stall: Stall | None = None) -> Reply:
-        """Local. Wait for a call.
+        """Wait for the reply of a call.
 
         Args:
-            work: What ``start`` gave.
-            stall: What to report if it takes long.
+            work: The Work that ``start`` returned.
+            stall: Reports the wait if it takes long.
 
         Raises:
-            CancelledError: Somebody wants the thread to stop.
+            CancelledError: ``stopped`` has returned True.
             UnavailableError: The peer is gone.
-            Exception: What the call failed with.
+            Exception: The error of the peer.
         """
         while not work.is_completed():
             if self.stopped():
@@ -106,7 +106,7 @@ class Caller:
         return UnavailableError(f"the {self.what} at {self.peer} is gone: {error}")
 
     def ask(self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()) -> M:
-        """Local. Call and wait; raises as :meth:`finish`."""
+        """Call, and wait for the reply; raises as :meth:`finish`."""
         return kind.FromString(self.finish(self.start(method, request, buffers)).body)
 
     def ask_patiently(
@@ -117,17 +117,17 @@ class Caller:
         limit_s: float,
         stall: Stall | None = None,
     ) -> M:
-        """Local. As :meth:`ask`, but for a peer that may not have started yet.
+        """Call a peer that may not have started yet, again and again until it replies.
 
         Args:
             method: ``"service/Method"``.
-            request: Its message.
-            kind: The class of the answer.
-            limit_s: For how long to try, in seconds.
-            stall: What to report if it takes long.
+            request: The request.
+            kind: Class of the reply.
+            limit_s: Time limit of all attempts together, in seconds.
+            stall: Reports the wait if it takes long.
 
         Raises:
-            UnavailableError: It has not within ``limit_s`` seconds.
+            UnavailableError: No attempt had a reply within ``limit_s`` seconds.
         """
         return kind.FromString(self.get_patiently(method, request, limit_s, stall).body)
 
@@ -139,8 +139,8 @@ class Caller:
         stall: Stall | None = None,
         buffers: Sequence[Array] = (),
     ) -> Reply:
-        """Local. As :meth:`ask_patiently`, but sends buffers, and gives the whole Reply."""
-        told: Error | None = None
+        """Call as :meth:`ask_patiently`, with buffers, and return the whole Reply."""
+        last: Error | None = None
         deadline = time.monotonic() + limit_s
         backoff = Backoff(longest_s=_STOP_PERIOD_S)
         while True:
@@ -149,14 +149,14 @@ class Caller:
                 work = self.start(method, request, buffers, timeout=remaining)
                 return self.finish(work, stall)
             except (DeadlineExceededError, UnavailableError) as error:
-                # That time was short at the end says less than what was wrong before.
-                if told is None or isinstance(error, UnavailableError):
-                    told = error
+                # The short time of the last attempt says less than the error before it.
+                if last is None or isinstance(error, UnavailableError):
+                    last = error
                 if time.monotonic() >= deadline:
                     raise UnavailableError(
                         f"no {self.what} answers at {self.peer} (tried for {limit_s:g} s): "
-                        f"{told.__cause__ or told}"
-                    ) from told
+                        f"{last.__cause__ or last}"
+                    ) from last
             if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
             if stall is not None:

@@ -16,8 +16,7 @@ from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed
-from dataservice.read.registered import Registered
-from dataservice.read.registration import Registration
+from dataservice.read.registration import Registered, Registration, find_dataset
 from dataservice.read.terms import Terms
 from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
@@ -130,8 +129,7 @@ def distribute(
         if policy is ShardingPolicy.DYNAMIC:
             node.source_length()
         _check_endless(terms, node.cardinality(), node.summary())
-        registration = Registration(node)
-        return Dataset(Distributed(node, protocol, address, job_name, terms, registration))
+        return Dataset(Distributed(node, protocol, address, job_name, terms))
 
     return transformation
 
@@ -162,12 +160,12 @@ def register_dataset(
     check_compression(compression)
     if dataset_id is not None and (not isinstance(dataset_id, str) or not dataset_id):
         raise ValueError(f"dataset_id must be a string that is not empty, not {dataset_id!r}")
-    registration = Registration(dataset.node, dataset_id or "", described=True)
+    registration = Registration(dataset.node, dataset_id or "", with_spec=True)
 
-    def tell(dispatcher: Caller) -> str:
-        return registration.tell(dispatcher, _PATIENCE_S).name
+    def register(dispatcher: Caller) -> str:
+        return registration.register(dispatcher, _PATIENCE_S).name
 
-    name: str = _with_dispatcher(service, tell)
+    name: str = _with_dispatcher(service, register)
     return name
 
 
@@ -233,8 +231,9 @@ def from_dataset_id(
         num_shards,
         compression,
     )
-    registration = Registration(None, str(dataset_id))
-    info = _with_dispatcher(service, lambda caller: registration.find(caller, start_timeout_s))
+    info = _with_dispatcher(
+        service, lambda dispatcher: find_dataset(dispatcher, str(dataset_id), start_timeout_s)
+    )
     _check_endless(terms, info.cardinality, info.summary)
     spec = pickle.loads(info.spec) if info.spec else element_spec
     node: Node = Registered(
@@ -243,7 +242,7 @@ def from_dataset_id(
     if policy is ShardingPolicy.DYNAMIC:
         node.source_length()
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
-    node = Distributed(node, protocol, address, name, terms, registration)
+    node = Distributed(node, protocol, address, name, terms)
     return Dataset(node if element_spec is None else Promised(node, element_spec))
 
 
@@ -289,7 +288,7 @@ def distributed_save(
     )
 
     def save(dispatcher: Caller) -> None:
-        request.dataset_id = registration.register(dispatcher, _PATIENCE_S)
+        request.dataset_id = registration.dataset_id(dispatcher, _PATIENCE_S)
         dispatcher.ask("dispatcher/SaveDataset", request, pb.SaveRequest)
 
     _with_dispatcher(dispatcher_address, save)

@@ -1,4 +1,4 @@
-"""Saying that somebody has waited for long."""
+"""Reports of long waits."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ logger = logging.getLogger(__name__)
 
 
 class Stall:
-    """One wait, which begins now; a warning says so, once, when it has lasted for ``stall_s()``.
+    """A wait, which begins now. After ``stall_s()`` seconds it is reported, once, by a warning.
 
     Args:
-        who: Who waits.
-        what: Gives in words what is waited for, and what may be wrong.
+        waiter: Name of the waiting thread's owner.
+        cause: Describes the awaited event, and faults that may delay it.
     """
 
-    def __init__(self, who: str, what: Callable[[], str]) -> None:
-        self._who = who
-        self._what = what
+    def __init__(self, waiter: str, cause: Callable[[], str]) -> None:
+        self._waiter = waiter
+        self._cause = cause
         self._since = time.monotonic()
         self._limit_s = stall_s()
 
     @property
     def due_s(self) -> float:
-        """Local. Seconds until the warning; infinite when it has been given."""
+        """Seconds until the warning; infinite after it."""
         return max(self._since + self._limit_s - time.monotonic(), 0.0)
 
     def look(self) -> None:
-        """Local. Give the warning if it is time; for those who wait, in every round."""
+        """Log the warning if it is due. Call this in every round of the wait."""
         if self.due_s > 0:
             return
         self._limit_s = float("inf")
         waited_s = time.monotonic() - self._since
-        logger.warning("%s has waited %.3g s for %s", self._who, waited_s, self._what())
+        logger.warning("%s has waited %.3g s for %s", self._waiter, waited_s, self._cause())
 
 
 def missing_dispatcher(address: str, protocol: str, patience_s: float) -> str:
-    """Local. What those who look for a dispatcher wait for.
+    """Describe the wait for a dispatcher that does not answer.
 
     Args:
-        address: Where it should be.
-        protocol: How it is asked.
-        patience_s: For how long they look, in seconds.
+        address: Address of the dispatcher.
+        protocol: Protocol of the calls to the dispatcher.
+        patience_s: Time limit of the wait, in seconds.
     """
     return (
         f"the dispatcher at {address}, which does not answer: {_CAUSES.get(protocol, _STARTED)} "

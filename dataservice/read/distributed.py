@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
@@ -21,43 +22,42 @@ from dataservice.dataset.node import (
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.fetch import Fetch
+from dataservice.read.fetcher import Fetcher
 from dataservice.read.registration import Registration
 from dataservice.read.terms import Terms
-from mpidist import Endpoint, open_endpoint
+from mpidist import open_endpoint
 from mpidist.errors import InvalidArgumentError, UnimplementedError
 
 
-class _Passes:
-    """Numbers of the passes over one dataset in this process."""
+class _Epochs:
+    """Numbers of the epochs of one dataset in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = 0
 
-    def take(self) -> int:
-        """The next number."""
+    def begin(self) -> int:
+        """Return the number of an epoch that begins."""
         with self._lock:
             self._next += 1
             return self._next - 1
 
-    def go_on_after(self, number: int) -> None:
-        """A pass has been taken up again."""
+    def resume(self, number: int) -> None:
+        """Have the next epoch follow one that has been resumed."""
         with self._lock:
             self._next = number + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Distributed(UnaryNode, EvaluatedElsewhere):
-    """Elements of another node, made elsewhere; see :func:`distribute`.
+    """The elements of another node, evaluated by the workers of a data service.
 
     Attributes:
-        parent: What workers evaluate.
-        protocol: How the dispatcher is reached.
-        service: Its address.
-        job_name: The job to share; None for one of our own.
-        terms: How it is read.
-        registration: Makes the dataset known to the dispatcher.
+        parent: The dataset that the workers evaluate.
+        protocol: Protocol of the dispatcher; None for the default one.
+        service: Address of the dispatcher.
+        job_name: The job to share; None for a job of this consumer alone.
+        terms: How the job is read.
     """
 
     parent: Node
@@ -65,11 +65,15 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
     service: str = field(repr=False)
     job_name: str | None
     terms: Terms = field(repr=False)
-    registration: Registration = field(repr=False)
-    passes: _Passes = field(init=False, repr=False, default_factory=_Passes)
+    epochs: _Epochs = field(init=False, repr=False, default_factory=_Epochs)
+
+    @cached_property
+    def registration(self) -> Registration:
+        """The registration of the parent, which is pickled once for all epochs."""
+        return Registration(self.parent)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`; known where every element of the parent comes once, to us."""
+        # The parent's, where every element comes once, and to this consumer.
         count = self.parent.cardinality()
         if count in (0, INFINITE_CARDINALITY):
             return count
@@ -83,14 +87,12 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         return UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
-        return self._given().element_spec()
+        return self._local().element_spec()
 
     def sample(self) -> Node:
-        """Return the sample of what workers evaluate, which is made here; see :class:`Node`."""
-        return self._given().sample()
+        return self._local().sample()
 
-    def _given(self) -> Node:
+    def _local(self) -> Node:
         """Return the dataset that workers evaluate; where a hint stands, any part will do."""
         if self.terms.job.policy == pb.HINT:
             return auto_shard(self.parent, ShardingPolicy.HINT, 1, 0)
@@ -98,21 +100,18 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
 
     @property
     def distributed(self) -> bool:
-        """Local. See :class:`Node`."""
         return self.job_name is not None
 
     def source_length(self) -> int:
-        """Raise UnimplementedError; see :class:`Node`."""
         raise UnimplementedError(
             f"{self.summary()} reads from a data service, and cannot be split between the workers "
             "of another; use processing_mode 'parallel_epochs' there"
         )
 
     def _iterate(self, context: Context) -> ElementIterator:
-        return DistributedIterator(self, self.passes.take(), context.scope)
+        return DistributedIterator(self, self.epochs.begin(), context.scope)
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         job = self.terms.job
         shown = [pb.ShardingPolicy.Name(job.policy)]
         shown += [pb.Reading.Name(job.reading)] if job.reading != pb.PRIVATE else []
@@ -120,55 +119,58 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
 
     @property
     def job(self) -> str:
-        """Local. What a consumer of this node reads, in words."""
+        """The job and its dataset, for messages."""
         name = "a job of its own" if self.job_name is None else f"job {self.job_name!r}"
         return f"{name}, {self.parent.summary()},"
 
     def __reduce__(self) -> tuple[type[Distributed], tuple[Any, ...]]:
-        arguments = (self.protocol, self.service, self.job_name, self.terms, self.registration)
-        return Distributed, (self.parent, *arguments)
+        arguments = (self.parent, self.protocol, self.service, self.job_name, self.terms)
+        return Distributed, arguments
 
 
 class DistributedIterator(ElementIterator):
-    """One iteration; its thread begins with the first element, and ends with the iterator."""
+    """One epoch. A thread fetches the elements, from the first ``next()`` on.
 
-    def __init__(self, node: Distributed, repetition: int, scope: Scope | None) -> None:
-        # Opened on this thread, because over mpi the first endpoint starts MPI.
+    Args:
+        node: The dataset.
+        epoch: Number of the epoch in the job.
+        scope: Closes the buffer when the epoch is given up; None if no other thread gives it up.
+    """
+
+    def __init__(self, node: Distributed, epoch: int, scope: Scope | None) -> None:
         self._node = node
-        self._endpoint: Endpoint | None = open_endpoint(node.protocol, peer=node.service)
+        self._scope = scope
         self._request = pb.IterationRequest(
             terms=node.terms.job,
             job_name=node.job_name or "",
-            repetition=repetition,
+            repetition=epoch,
             process=process_name(),
             consumer_index=node.terms.consumer_index,
         )
-        self._scope = scope
-        self._fetch: Fetch | None = None
-        self._finalizer = weakref.finalize(self, self._endpoint.close)
+        self._fetcher: Fetcher | None = None
+        self._open()
 
     def __next__(self) -> Any:
-        if self._fetch is None:
+        fetcher = self._fetcher
+        if fetcher is None:
             if self._request.state.over:
                 raise StopIteration
-            self._start()
-        assert self._fetch is not None
-        stream = self._fetch.stream
+            fetcher = self._start()
         try:
-            return stream.next(self._fetch.thread.is_alive)
+            return fetcher.buffer.next()
         except Exception as error:
-            if error is stream.error:
-                # Its thread has left. The frames of the error, which the stream keeps, refer to
+            if error is fetcher.buffer.error:
+                # Its thread has ended. The frames of the error, which the buffer keeps, refer to
                 # this iterator: it would live as long as the finalizer.
                 self._finalizer.detach()
             raise
 
     def get_state(self) -> bytes:
-        """Local. Where all consumers of the job are that have had as many elements as this one.
+        """Return the state of all consumers that have had as many elements as this one.
 
         Raises:
-            UnimplementedError: Consumers share a stream as they come, so that none knows where the
-                others are.
+            UnimplementedError: Consumers share the elements in no fixed order, so that none knows
+                the positions of the others.
         """
         if self._node.terms.job.reading in (pb.SHARED, pb.CACHED):
             raise UnimplementedError(
@@ -176,52 +178,58 @@ class DistributedIterator(ElementIterator):
                 "is no state of one of them: give distribute() deterministic=True, "
                 "num_consumers and consumer_index, or no job_name"
             )
-        if self._fetch is None:
+        fetcher = self._fetcher
+        if fetcher is None:
             if self._request.state.over:
                 return self._request.state.SerializeToString(deterministic=True)
-            self._start()
-        assert self._fetch is not None
-        return self._fetch.state().SerializeToString(deterministic=True)
+            fetcher = self._start()
+        return fetcher.get_state().SerializeToString(deterministic=True)
 
     def set_state(self, state: bytes) -> None:
-        """Local. See :class:`ElementIterator`.
+        """Continue from a state; see :class:`ElementIterator`.
 
         Raises:
-            InvalidArgumentError: The state is of another number of parts.
+            InvalidArgumentError: The state has another number of parts.
         """
         begin = pb.State.FromString(state)
         _check_parts(begin, self._node.terms.job)
-        if self._fetch is not None:
+        if self._fetcher is not None:
             self.close()
-            self._endpoint = open_endpoint(self._node.protocol, peer=self._node.service)
-            self._finalizer = weakref.finalize(self, self._endpoint.close)
-            self._fetch = None
+            self._fetcher = None
+            self._open()
         self._request.state.CopyFrom(begin)
         self._request.repetition = begin.repetition
-        self._node.passes.go_on_after(begin.repetition)
+        self._node.epochs.resume(begin.repetition)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._finalizer()
-        if self._fetch is not None:  # the finalizer may have been given up
-            self._fetch.close()
+        if self._fetcher is not None:  # the finalizer may have been detached
+            self._fetcher.close()
 
-    def _start(self) -> None:
-        if not self._finalizer.alive:
-            raise StopIteration
-        assert self._endpoint is not None
-        self._finalizer.detach()
+    def _open(self) -> None:
+        # On the user's thread, because over mpi the first endpoint starts MPI.
         node = self._node
-        self._fetch = Fetch(
+        self._endpoint = open_endpoint(node.protocol, peer=node.service)
+        self._finalizer = weakref.finalize(self, self._endpoint.close)
+
+    def _start(self) -> Fetcher:
+        if not self._finalizer.alive:  # closed
+            raise StopIteration
+        node = self._node
+        fetcher = Fetcher(
             self._endpoint, node.service, node.job, node.registration, node.terms, self._request
         )
-        self._finalizer = weakref.finalize(self, self._fetch.close)
+        fetcher.start()
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, fetcher.close)
+        self._fetcher = fetcher
         if self._scope is not None:
-            self._scope.add(self._fetch.stream)
+            self._scope.add(fetcher.buffer)
+        return fetcher
 
 
 def _check_parts(begin: pb.State, job: pb.Terms) -> None:
-    """A state has a place in every part; under coordinated reads, one for blocks of elements."""
+    """Raise if a state has no position in every part, or under coordinated reads in every group."""
     names = ["num_shards", "num_consumers"] if job.reading == pb.ROUNDS else ["num_shards"]
     for name in names:
         then, now = getattr(begin.terms, name), getattr(job, name)

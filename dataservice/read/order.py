@@ -1,10 +1,10 @@
-"""The global order of the elements of an iteration, and who gets which. Pure.
+"""The global order of the elements of an iteration, and the consumer of each. Pure.
 
 Round r has element r of every part that has one, in the order of the parts. Element g of the whole
-goes to consumer g modulo their number. So the order depends on the number of parts alone, neither
-on that of the workers nor on that of the consumers.
+goes to consumer g modulo the number of consumers. So the order depends on the number of parts
+alone, and neither on the number of workers nor on the number of consumers.
 
-Under coordinated reads, round r has a block of each part, one element for every consumer.
+Under coordinated reads, round r has a group of elements of each part, one for every consumer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataservice.proto import dataservice_pb2 as pb
 
 @dataclass(frozen=True)
 class Plan:
-    """Which elements of a part a consumer wants.
+    """The elements of a part that a consumer wants.
 
     Attributes:
-        start: From here on.
-        period: Those whose index modulo this is ``offset``; 0: none.
-        offset: See above.
-        until: Up to here, exclusive, as far as is known now; -1: to the end.
+        start: Index of the first element that may be among them.
+        period: Their indices modulo ``period`` are ``offset``; 0 if the consumer wants none.
+        offset: See ``period``.
+        until: Elements from this index on are not planned yet; -1 if the plan holds to the end.
     """
 
     start: int
@@ -34,14 +34,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Place:
-    """Attributes: a round, a part, and how many elements of the whole are before them."""
+    """A place in the global order.
+
+    Attributes:
+        round: The round.
+        part: The part whose turn it is.
+        number: The number of elements of the whole before this place.
+    """
 
     round: int
     part: int
     number: int
 
     def mark(self, part: int) -> int:
-        """Elements of a part before it are behind this place."""
+        """Return the number of elements of a part before this place."""
         return self.round + (part < self.part)
 
 
@@ -49,10 +55,10 @@ class Order:
     """A walk through the elements, from the place where the iteration began.
 
     Args:
-        parts: How many parts there are.
-        consumers: How many consumers share them.
-        index: Which of them this is.
-        begin: Where the iteration began; None at its beginning.
+        parts: Number of parts.
+        consumers: Number of consumers that share the elements.
+        index: Index of this consumer.
+        begin: State in which the iteration began; None for its beginning.
     """
 
     def __init__(self, parts: int, consumers: int, index: int, begin: pb.State | None) -> None:
@@ -67,7 +73,7 @@ class Order:
                 self._known[state.part] = state.start
                 self._ends[state.part] = state.total
             self._base = begin.position
-            # Numbers count from the position: what is skipped before it is nobody's.
+            # Numbers count from the position: the skipped elements before it have been consumed.
             rounds = begin.begin_round
             place = _Place(rounds, begin.next_part, -begin.skip)
         self._round, self._part, self._number = place.round, place.part, place.number
@@ -76,33 +82,33 @@ class Order:
 
     @property
     def parts(self) -> int:
-        """Local. How many parts there are."""
+        """The number of parts."""
         return len(self._known)
 
     @property
     def consumers(self) -> int:
-        """Local. How many consumers there are."""
+        """The number of consumers."""
         return self._consumers
 
     @property
     def part(self) -> int:
-        """Local. The part of the element where the walk stands."""
+        """The part of the element at which the walk stands."""
         return self._part
 
     @property
     def index(self) -> int:
-        """Local. Its index there."""
+        """The index, in its part, of the element at which the walk stands."""
         return self._round
 
     def mark(self, part: int) -> int:
-        """Local. Elements of a part before it are not needed any more, not even for a state."""
+        """Return the watermark of a part: no state needs the elements before it."""
         return self._given.mark(part)
 
     def note(self, part: int, stop: int, end: bool) -> bool:
-        """Local. Elements of a part before ``stop`` exist, and no others if ``end``.
+        """Record that a part has the elements before ``stop``, and ends there if ``end``.
 
         Returns:
-            Whether the number of elements is news, which may change who wants which.
+            True if the number of its elements was unknown. This may change the plans.
         """
         self._known[part] = max(self._known[part], stop)
         if not end or self._ends[part] >= 0:
@@ -111,20 +117,20 @@ class Order:
         return True
 
     def end(self, part: int) -> int:
-        """Local. The number of elements of a part; -1 if it is not known."""
+        """Return the number of elements of a part; -1 if it is not known."""
         return self._ends[part]
 
     @property
     def over(self) -> bool:
-        """Local. Whether there is nothing where the walk stands, or after it."""
+        """True if the walk stands behind the last element."""
         return min(self._ends) >= 0 and self._round >= max(self._ends)
 
     def missing(self) -> int | None:
-        """Local. Walk to the next element of this consumer.
+        """Walk to the next element of this consumer.
 
         Returns:
-            The part of which more must be known before the walk can go on; None if it stands at an
-            element of this consumer, or is over.
+            The part whose extent must be known further before the walk can go on; None if the walk
+            stands at an element of this consumer, or is over.
         """
         while True:
             end = self._ends[self._part]
@@ -139,30 +145,30 @@ class Order:
             self._advance()
 
     def step(self) -> None:
-        """Local. The element where the walk stands has been given."""
+        """Step over the element at which the walk stands: it has been given to the user."""
         self._number += 1
         self._steps += 1
         self._advance()
         self._given = _Place(self._round, self._part, self._number)
 
     def plan(self, part: int, start: int) -> Plan:
-        """Local. Which elements of a part this consumer wants, from an index on."""
+        """Return the elements of a part that this consumer wants, from an index on."""
         here = _Place(self._round, self._part, self._number)
         start = max(start, here.mark(part))
         if 0 <= self._ends[part] <= start:
             return Plan(start, 0, 0)
-        # Up to the next end of a part, those that live are the same.
+        # Up to the next end of a part, the same parts take turns.
         until = min((end for end in self._ends if end > start), default=-1)
-        living = sum(not 0 <= end <= start for end in self._ends)
-        period = self._consumers // gcd(living, self._consumers)
+        active = sum(not 0 <= end <= start for end in self._ends)
+        period = self._consumers // gcd(active, self._consumers)
         number = self._count_to(here, part, start)
         for index in range(start, start + period):
-            if (number + (index - start) * living) % self._consumers == self._own:
+            if (number + (index - start) * active) % self._consumers == self._own:
                 return Plan(start, period, index % period, until)
         return Plan(start, 0, 0, until)
 
     def _count_to(self, here: _Place, part: int, index: int) -> int:
-        """How many elements of the whole are before an element of a part."""
+        """Return the number of elements of the whole before an element of a part."""
         number = here.number
         for other, end in enumerate(self._ends):
             last = index + (other < part)
@@ -172,7 +178,7 @@ class Order:
         return number
 
     def state(self) -> pb.State:
-        """Local. Where all consumers are that have been given as many elements as this one."""
+        """Return the state of all consumers that have had as many elements as this one."""
         given = self._given
         number = self._steps * self._consumers
         return pb.State(

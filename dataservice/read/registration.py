@@ -1,82 +1,157 @@
-"""Making a dataset known to a dispatcher."""
+"""How a dispatcher learns of a dataset, and how others find the dataset by its name."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
-from dataservice.dataset.node import Node
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset
 from mpidist.errors import Error, FailedPreconditionError, UnimplementedError
 
 
-@dataclass(eq=False)
-class Registration:
-    """A dataset, as it is told to a dispatcher; pickled when that is first done.
+@dataclass(frozen=True)
+class Registered(Node):
+    """A dataset that was registered, perhaps by another process: the parent of Distributed nodes.
 
     Attributes:
-        node: The dataset; None if it was registered before, by whatever process.
-        name: What it is to be called, or is called; empty for what the dispatcher chooses.
-        described: Whether to tell what elements are like, for those who find it by its name.
-        request: What is told of it.
+        name: Its name at the dispatcher.
+        text: Its description.
+        count: Its cardinality.
+        length: The number of its source indices; -1 if it cannot be split.
+        spec: Its element_spec; None if unknown.
     """
 
-    node: Node | None
-    name: str = ""
-    described: bool = False
-    _parcel: Parcel | None = field(default=None, repr=False)
-    _request: pb.RegisterDatasetRequest | None = field(default=None, repr=False)
+    name: str
+    text: str
+    count: int = field(repr=False)
+    length: int = field(repr=False)
+    spec: Any = field(repr=False)
 
-    @property
-    def request(self) -> pb.RegisterDatasetRequest:
-        """Local. See above, without the pickle."""
-        if self._request is None:
-            assert self.node is not None
-            self._parcel = _packed(self.node)
-            self._request = _request_of(self.node, self._parcel, self.name, self.described)
-        return self._request
+    def cardinality(self) -> int:
+        return self.count
 
-    def register(self, dispatcher: Caller, patience_s: float) -> int:
-        """Local. The dispatcher's id of the dataset; raises as Caller.ask_patiently."""
-        if self.node is None:
-            return self.find(dispatcher, patience_s).dataset_id
-        return self.tell(dispatcher, patience_s).dataset_id
+    def source_length(self) -> int:
+        if self.length < 0:
+            raise self.cannot_be_split("its parts depend on each other")
+        return self.length
 
-    def find(self, dispatcher: Caller, patience_s: float) -> pb.DatasetInfo:
-        """Local. What the dispatcher knows of the dataset of this name; or NotFoundError."""
-        request = pb.DatasetInfoRequest(name=self.name)
-        return dispatcher.ask_patiently(
-            "dispatcher/GetDatasetInfo", request, pb.DatasetInfo, patience_s
-        )
+    def element_spec(self) -> Spec:
+        if self.spec is None:
+            raise ValueError(
+                f"the element_spec of {self.summary()} is not known: give element_spec to "
+                "from_dataset_id()"
+            )
+        return self.spec
 
-    def tell(self, dispatcher: Caller, patience_s: float) -> pb.RegisterDatasetReply:
-        """Local. Register the dataset, if it is not."""
-        request = self.request
-        assert self._parcel is not None
+    def summary(self) -> str:
+        return self.text
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        raise UnimplementedError(f"{self.summary()} can only be read through its data service")
+
+
+class Registration:
+    """Registers one dataset at dispatchers; pickles the dataset once, when that is first done.
+
+    Args:
+        node: The dataset.
+        name: Its name at the dispatcher; empty to have the dispatcher choose one.
+        with_spec: Whether to send the element_spec, for readers that find the dataset by its name.
+    """
+
+    def __init__(self, node: Node, name: str = "", *, with_spec: bool = False) -> None:
+        self._node = node
+        self._name = name
+        self._with_spec = with_spec
+
+    def dataset_id(self, dispatcher: Caller, limit_s: float) -> int:
+        """Return the dispatcher's id of the dataset. Register the dataset if necessary.
+
+        Raises:
+            NotFoundError: The dataset is a :class:`Registered`, and the dispatcher has none of its
+                name.
+            UnavailableError: No dispatcher has answered for ``limit_s`` seconds.
+        """
+        if isinstance(self._node, Registered):
+            return find_dataset(dispatcher, self._node.name, limit_s).dataset_id
+        return self.register(dispatcher, limit_s).dataset_id
+
+    def register(self, dispatcher: Caller, limit_s: float) -> pb.RegisterDatasetReply:
+        """Send the dataset to the dispatcher, if the dispatcher does not know it.
+
+        Raises:
+            TypeError: The dataset cannot be pickled.
+            UnavailableError: No dispatcher has answered for ``limit_s`` seconds.
+        """
+        request, parcel = self._message
         method, kind = "dispatcher/GetOrRegisterDataset", pb.RegisterDatasetReply
-        known = dispatcher.ask_patiently(method, request, kind, patience_s)
+        known = dispatcher.ask_patiently(method, request, kind, limit_s)
         if known.dataset_id:
             return known
-        whole = pb.RegisterDatasetRequest()
-        whole.CopyFrom(request)
-        whole.pickle = self._parcel.pickle
-        reply = dispatcher.get_patiently(method, whole, patience_s, buffers=self._parcel.buffers)
+        whole = pb.RegisterDatasetRequest(pickle=parcel.pickle)
+        whole.MergeFrom(request)
+        reply = dispatcher.get_patiently(method, whole, limit_s, buffers=parcel.buffers)
         return kind.FromString(reply.body)
 
-    def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str, bool]]:
-        return Registration, (self.node, self.name, self.described)
+    @cached_property
+    def _message(self) -> tuple[pb.RegisterDatasetRequest, Parcel]:
+        """The request without the pickle, and the pickle."""
+        node, parcel = self._node, _packed(self._node)
+        try:
+            length = node.source_length()
+        except (FailedPreconditionError, UnimplementedError):
+            # The former is of a shard that ShardingPolicy.HINT fills in: no source is split there.
+            length = -1
+        request = pb.RegisterDatasetRequest(
+            digest=parcel.digest(),
+            summary=node.summary(),
+            source_length=length,
+            name=self._name,
+            spec=self._pickled_spec() if self._with_spec else b"",
+            cardinality=node.cardinality(),
+        )
+        return request, parcel
+
+    def _pickled_spec(self) -> bytes:
+        node = self._node
+        try:
+            try:
+                spec = node.element_spec()
+            except FailedPreconditionError:
+                # Of a shard that ShardingPolicy.HINT fills in: any part will do.
+                spec = auto_shard(node, ShardingPolicy.HINT, 1, 0).element_spec()
+        except ValueError:  # the dataset has no element to look at
+            if self._name:
+                raise
+            return b""
+        return pickle.dumps(spec)
+
+
+def find_dataset(dispatcher: Caller, name: str, limit_s: float) -> pb.DatasetInfo:
+    """Return the description of a dataset that was registered.
+
+    Raises:
+        NotFoundError: The dispatcher has no dataset of this name.
+        UnavailableError: No dispatcher has answered for ``limit_s`` seconds.
+    """
+    request = pb.DatasetInfoRequest(name=name)
+    return dispatcher.ask_patiently("dispatcher/GetDatasetInfo", request, pb.DatasetInfo, limit_s)
 
 
 def _packed(node: Node) -> Parcel:
-    """A description as workers get it; TypeError names the step that cannot be sent."""
+    """Return the pickle for workers. The TypeError names the step that cannot be pickled."""
     try:
         return pack_dataset(node)
-    except Error:  # of a step of ours, which tells more
+    except Error:  # of one of our steps, which says more
         raise
     except Exception as error:
         step = _first_unpicklable(node) or node
@@ -97,38 +172,3 @@ def _first_unpicklable(node: Node) -> Node | None:
     except Exception:
         return node
     return None
-
-
-def _request_of(
-    node: Node, parcel: Parcel, name: str, described: bool
-) -> pb.RegisterDatasetRequest:
-    try:
-        length = node.source_length()
-    except (FailedPreconditionError, UnimplementedError):
-        # The former of a shard that ShardingPolicy.HINT fills in, where no source is split.
-        length = -1
-    return pb.RegisterDatasetRequest(
-        digest=parcel.digest(),
-        summary=node.summary(),
-        source_length=length,
-        name=name,
-        spec=_pickled_spec(node, needed=bool(name)) if described else b"",
-        cardinality=node.cardinality(),
-    )
-
-
-def _pickled_spec(node: Node, *, needed: bool) -> bytes:
-    try:
-        return pickle.dumps(_spec_of(node))
-    except ValueError:  # there is no element to look at
-        if needed:
-            raise
-        return b""
-
-
-def _spec_of(node: Node) -> Spec:
-    try:
-        return node.element_spec()
-    except FailedPreconditionError:
-        # Of a shard that ShardingPolicy.HINT fills in: any part will do.
-        return auto_shard(node, ShardingPolicy.HINT, 1, 0).element_spec()

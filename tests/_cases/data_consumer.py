@@ -4,12 +4,10 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from dataservice.calls import Caller
+from dataservice import Dataset
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Consumer
-from dataservice.read.order import Order
-from dataservice.read.ordered_stream import OrderedStream
-from dataservice.read.stream import Queue
+from dataservice.read.fetcher import Fetcher
+from dataservice.read.registration import Registration
 from dataservice.read.terms import Terms
 from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
@@ -37,20 +35,30 @@ class Script:
             "dispatcher": ("ClientHeartbeat", "ReleaseClient"),
             "data_worker": ("GetElement",),
         }.items():
-            self.server.register(service, dict.fromkeys(methods, self._take))
+            handlers = dict.fromkeys(methods, self._take)
+            if service == "dispatcher":
+                handlers["GetOrRegisterDataset"] = self._register
+                handlers["GetOrCreateIteration"] = self._join
+            self.server.register(service, handlers)
             self._calls |= {f"{service}/{method}": queue.Queue() for method in methods}
         self.server.serve_in_thread()
         self.address = str(self.server.address)
         self._tasks = {1: 0} if tasks is None else tasks
-        job = pb.Terms(reading=reading, num_consumers=consumers)
-        self.stream = Queue("a consumer", begin or {})
-        if reading == pb.ORDERED:
-            self.stream = OrderedStream("a consumer", Order(2, consumers, 0, None))
-        self._client = open_endpoint("inproc")
-        caller = Caller(self._client, self.address, "dispatcher", lambda: False)
+        job = pb.Terms(reading=reading, num_consumers=consumers, num_shards=2)
+        request = pb.IterationRequest(terms=job)
+        for part, start in (begin or {}).items():
+            request.state.parts.add(part=part, start=start)
         others = {"start_timeout_s": 30, "max_outstanding": None} | others
-        self.consumer = Consumer(self._client, caller, self.stream, Terms(job=job, **others))
-        self.thread = threading.Thread(target=self._run)
+        self.fetcher = Fetcher(
+            open_endpoint("inproc"),
+            self.address,
+            "a job",
+            Registration(Dataset.range(1).node),
+            Terms(job=job, **others),
+            request,
+        )
+        self.buffer = self.fetcher.buffer
+        self.thread = self.fetcher.thread
         self._user = ThreadPoolExecutor(1)
 
     def _take(self, request):
@@ -58,14 +66,13 @@ class Script:
         self._calls[request.method].put(request)
         return Reply() if request.method == "dispatcher/ReleaseClient" else LATER
 
-    def _run(self):
-        try:
-            state = self.state(self._tasks)
-            self.consumer.run(pb.IterationReply(client_id=1, state=state, lease_s=self.lease_s))
-        except Exception as error:
-            self.stream.finish(error)
-        else:
-            self.stream.finish()
+    def _register(self, request):
+        return Reply(pb.RegisterDatasetReply(dataset_id=1).SerializeToString())
+
+    def _join(self, request):
+        state = self.state(self._tasks)
+        reply = pb.IterationReply(client_id=1, state=state, lease_s=self.lease_s)
+        return Reply(reply.SerializeToString())
 
     def state(self, tasks, **others):
         addresses = [
@@ -76,9 +83,9 @@ class Script:
 
     # The dispatcher
 
-    def heartbeat(self):
+    def heartbeat(self, limit_s=LIMIT_S):
         """The consumer's next heartbeat, and what it says."""
-        request = self._calls["dispatcher/ClientHeartbeat"].get(timeout=LIMIT_S)
+        request = self._calls["dispatcher/ClientHeartbeat"].get(timeout=limit_s)
         return request, pb.ClientRequest.FromString(request.body)
 
     def tell(self, heartbeat, tasks, **others):
@@ -130,10 +137,10 @@ class Script:
     # The user
 
     def next(self):
-        limit = threading.Timer(LIMIT_S, self.stream.finish, [TimeoutError("nothing comes")])
+        limit = threading.Timer(LIMIT_S, self.buffer.finish, [TimeoutError("nothing comes")])
         limit.start()
         try:
-            return self.stream.next(self.thread.is_alive)
+            return self.buffer.next()
         finally:
             limit.cancel()
 
@@ -145,11 +152,10 @@ class Script:
         return [self.next() for _ in range(count)]
 
     def close(self):
-        self.stream.close()
+        self.buffer.close()
         self._user.shutdown()
         self.thread.join(LIMIT_S)
         assert not self.thread.is_alive()
-        self._client.close()
         self.server.close()
 
 

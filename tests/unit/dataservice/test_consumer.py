@@ -1,6 +1,8 @@
 """A consumer between a dispatcher and workers that the test plays by hand: the usual course."""
 
+import contextlib
 import logging
+import queue
 import time
 
 import pytest
@@ -149,7 +151,7 @@ def test_nothing_is_used_unless_the_dispatcher_has_answered_for_a_while(make_scr
     script.give(request, [1, 2, 3])
     assert script.next() == 1
     first, _ = script.heartbeat()
-    script.stream.trust(time.monotonic())  # the lease ends now
+    script.buffer.extend_lease(time.monotonic())  # the lease ends now
     later = script.next_later()
     # What was sent before does not help, and is sent again, to be answered at once.
     second, said = script.heartbeat()
@@ -166,9 +168,9 @@ def test_nothing_is_used_when_it_ends_without_an_answer(make_script):
     request, _ = script.asked()
     script.give(request, [1, 2, 3])
     assert script.next() == 1
-    script.stream.trust(0.0)
+    script.buffer.extend_lease(0.0)
     later = script.next_later()
-    script.stream.finish(UnavailableError("the dispatcher is gone"))
+    script.buffer.finish(UnavailableError("the dispatcher is gone"))
     with pytest.raises(UnavailableError, match="is gone"):
         later.result()
 
@@ -176,15 +178,15 @@ def test_nothing_is_used_when_it_ends_without_an_answer(make_script):
 def test_what_is_dropped_on_the_fetching_thread_waits_for_no_lock_of_that_thread(make_script):
     script = make_script()
     request, _ = script.asked()
-    put = script.stream.put
+    put = script.buffer.put
 
     def collect_garbage(frame):
         # As if the collection had begun while this thread looked at what wakes it.
-        with script.consumer._wake._lock:
-            script.stream.close()
+        with script.fetcher._wake._lock:
+            script.buffer.close()
         put(frame)
 
-    script.stream.put = collect_garbage
+    script.buffer.put = collect_garbage
     script.give(request, [1])
     script.left()
 
@@ -221,6 +223,17 @@ def test_used_is_said_once_when_it_was_heard(make_script):
     assert bounds(script.beat({1: 0}).used) == {}
 
 
+def test_where_consumers_say_what_they_want_a_number_is_enough(make_script):
+    script = make_script(pb.PRIVATE, begin={0: 3})
+    request, _ = script.asked()
+    script.give(request, [3, 4, 5], first=3)
+    assert script.next() == 3
+    told = []
+    while {0: [0, 4]} not in told:
+        told.append(bounds(script.beat({1: 0}).used))
+    assert [each for each in told if each] == [{0: [0, 4]}]
+
+
 def test_used_is_said_again_after_a_heartbeat_that_failed(make_script):
     script = make_script()
     request, _ = script.asked()
@@ -235,7 +248,7 @@ def test_used_is_said_again_after_a_heartbeat_that_failed(make_script):
     again.fail(UnavailableError("restarting"))
     assert bounds(script.beat({1: 0}).used) == {0: [0, 2]}
     assert bounds(script.beat({1: 0}).used) == {}
-    script.stream.close()
+    script.buffer.close()
     assert bounds(script.left().used) == {}
 
 
@@ -245,7 +258,7 @@ def test_a_consumer_says_last_what_it_has_not_said(make_script):
     request, _ = script.asked()
     script.give(request, [0, 1, 2])
     assert script.read(2) == [0, 1]
-    script.stream.close()
+    script.buffer.close()
     assert bounds(script.left().used) == {0: [0, 2]}
     beat.reply(b"")
 
@@ -260,7 +273,9 @@ def test_a_dispatcher_that_is_away_for_a_while_stops_nobody(make_script):
 
 
 def test_a_dispatcher_that_is_away_for_good_is_an_error(make_script):
-    script = make_script(start_timeout_s=1e-9)
-    script.heartbeat()[0].fail(UnavailableError("gone for good"))
+    script = make_script(start_timeout_s=0.2)
+    while script.thread.is_alive():
+        with contextlib.suppress(queue.Empty):
+            script.heartbeat(0.1)[0].fail(UnavailableError("gone for good"))
     with pytest.raises(UnavailableError, match="gone for good"):
         script.next()

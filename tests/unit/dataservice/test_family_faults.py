@@ -14,7 +14,7 @@ from _cases.data_readers import numbers, read, reading
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute, service_status
 from dataservice.calls import Caller
-from dataservice.read.consumer import Consumer
+from dataservice.read.fetcher import Fetcher
 from mpidist.errors import UnavailableError
 
 OFF, DYNAMIC = "parallel_epochs", "distributed_epoch"
@@ -282,14 +282,14 @@ def test_an_iterator_that_raised_and_is_dropped_is_collected(make_service, readi
 def test_who_comes_to_the_end_waits_until_the_consumer_has_left(
     make_service, monkeypatch, reading_as, how
 ):
-    leaving, may_leave, leave = threading.Event(), threading.Event(), Consumer._leave
+    leaving, may_leave, leave = threading.Event(), threading.Event(), Fetcher._leave
 
-    def slowly(consumer):
+    def slowly(fetcher):
         leaving.set()
         assert may_leave.wait(20)
-        leave(consumer)
+        leave(fetcher)
 
-    monkeypatch.setattr(Consumer, "_leave", slowly)
+    monkeypatch.setattr(Fetcher, "_leave", slowly)
     dataset = make(make_service(1), reading_as)
 
     def use():

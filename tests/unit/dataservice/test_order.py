@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataservice.read.buffers import Frame, OrderedBuffer
 from dataservice.read.order import Order, Plan
-from dataservice.read.ordered_stream import OrderedStream
-from dataservice.read.stream import Frame
 from dataservice.wire import pack_elements
 from mpidist.errors import FailedPreconditionError
 
@@ -136,45 +135,45 @@ def test_a_plan_ends_where_a_part_does():
     assert order.plan(1, 3) == Plan(3, 0, 0)
 
 
-# Coordinated reads: rounds of one element for each consumer, through the stream.
+# Coordinated reads: rounds of one element for each consumer, through the buffer.
 
 
-def fill(stream, rng):
-    """Give a stream what it wants of a random part; elements are part and index."""
+def fill(buffer, rng):
+    """Give a buffer what it wants of a random part; elements are part and index."""
     part = rng.randrange(3)
-    plan = stream.plan(part)
+    plan = buffer.plan(part)
     wanted = [i for i in range(plan.start, plan.start + 9) if i % plan.period == plan.offset]
     wanted = wanted[: rng.randint(1, len(wanted))]
     parcel = pack_elements([(part, i) for i in wanted])
-    stream.put(Frame(parcel, len(wanted), 1, part, wanted[0], plan.period))
-    stream.note(part, wanted[-1] + 1, end=False)
+    buffer.put(Frame(parcel, len(wanted), 1, part, wanted[0], plan.period))
+    buffer.note_extent(part, wanted[-1] + 1, end=False)
 
 
-def rounds(stream, rng, number):
+def rounds(buffer, rng, number):
     """The elements of so many rounds."""
     got = []
     while len(got) < number:
-        while not stream._is_here():
-            fill(stream, rng)
-        got.append(stream.next(lambda: True))
+        while not buffer._is_here():
+            fill(buffer, rng)
+        got.append(buffer.next())
     return got
 
 
 @given(count.filter(lambda n: n > 1), st.integers(0, 20), seeds)
 def test_every_round_has_one_element_for_each_consumer_from_one_part(consumers, number, seed):
     rng = random.Random(seed)
-    for lane in range(consumers):
-        stream = OrderedStream("a user", Order(3, 1, 0, None), consumers, lane)
-        expected = [(r % 3, (r // 3) * consumers + lane) for r in range(number)]
-        assert rounds(stream, rng, number) == expected
-        state = stream.state()
+    for slot in range(consumers):
+        buffer = OrderedBuffer("a user", Order(3, 1, 0, None), consumers, slot)
+        expected = [(r % 3, (r // 3) * consumers + slot) for r in range(number)]
+        assert rounds(buffer, rng, number) == expected
+        state = buffer.state()
         assert state.position == number
         starts = [(number // 3 + (part < number % 3)) * consumers for part in range(3)]
         assert [part.start for part in state.parts] == starts
-        assert stream.marks() == dict(enumerate(starts))
+        assert [buffer.watermark(part) for part in range(3)] == starts
 
 
 def test_an_end_is_an_error_in_coordinated_reads():
-    stream = OrderedStream("a user", Order(3, 1, 0, None), 2, 0)
+    buffer = OrderedBuffer("a user", Order(3, 1, 0, None), 2, 0)
     with pytest.raises(FailedPreconditionError, match=r"part 1 .* after 5 elements.*repeat"):
-        stream.note(1, 5, end=True)
+        buffer.note_extent(1, 5, end=True)

@@ -51,6 +51,16 @@ def test_what_is_registered_can_be_read(make_service, mode, given):
         assert values(from_dataset_id(mode, target, name)) == list(range(10))
 
 
+def test_the_state_at_the_end_of_what_was_registered(make_service):
+    target = make_service(1).target
+    name = register_dataset(target, Dataset.range(10))
+    with iter(from_dataset_id(OFF, target, name)) as elements:
+        assert len(list(elements)) == 10
+        state = elements.get_state()
+        elements.set_state(state)
+        assert list(elements) == []
+
+
 def test_equal_datasets_are_one(make_service):
     target = make_service(0).target
     first = register_dataset(target, Dataset.range(10))

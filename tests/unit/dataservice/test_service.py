@@ -168,7 +168,7 @@ def test_other_names_see_everything(make_service):
 
 
 def test_late_consumer_of_a_finished_iteration(make_service, caplog):
-    caplog.set_level("INFO", "dataservice.read.consumer")
+    caplog.set_level("INFO", "dataservice.read.fetcher")
     service = make_service(1)
     apply = distribute("distributed_epoch", service.target, job_name="once")
     assert values(Dataset.range(10).apply(apply)) == list(range(10))
@@ -318,4 +318,4 @@ def test_who_has_used_many_holds_many(make_service):
     with iter(dataset) as elements:
         for _ in range(40_000):
             next(elements)
-        wait_until(lambda: elements._elements._fetch.stream.held > 1000)
+        wait_until(lambda: elements._elements._fetcher.buffer.buffered > 1000)

@@ -137,8 +137,8 @@ def in_hand(reader, count):
 
 
 def _wait_until_in_hand(state, count):
-    queue = state["elements"]._elements._fetch.stream
-    wait_until(lambda: len(queue._ready) + queue._held == count)
+    buffer = state["elements"]._elements._fetcher.buffer
+    wait_until(lambda: len(buffer._left) + buffer._count == count)
 
 
 def lost(cluster, index):

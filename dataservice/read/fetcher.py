@@ -1,0 +1,693 @@
+"""The thread that fetches the elements of one iteration for a user."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dataservice.calls import Caller
+from dataservice.compression import CodecChoice, expand
+from dataservice.errors import unpack_error
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.read.buffers import Frame, buffer_for
+from dataservice.read.heartbeat import HEARTBEAT_S, Heartbeat
+from dataservice.read.order import Plan
+from dataservice.read.registration import Registration
+from dataservice.read.terms import Terms
+from dataservice.stall import missing_dispatcher
+from dataservice.wire import Array, Parcel
+from mpidist import Endpoint, Work
+from mpidist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    DistNetworkError,
+    Error,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnimplementedError,
+)
+from mpidist.mpi import Backoff
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS_PER_TASK = 2
+_ELEMENTS_PER_REPLY = 4096
+# Consumers that share elements hold few, lest one take them all: at first this number for each
+# task, later 1 / _SHARED_PART of the elements that they have consumed.
+_FIRST_SHARED = 4
+_SHARED_PART = 8
+# A worker that is alive answers within some ten seconds, if only with no elements.
+_SILENT_S = 12.0
+_REPLY_LIMIT_S = 60.0
+# In a job of MPI, ranks do not come back, and no new ones come.
+_WORLD_PATIENCE_S = 2.0
+# How soon the dispatcher hears of a worker that does not answer.
+_LOSS_DELAY_S = 0.02
+# How long close() waits for the thread, and the thread for the dispatcher when it leaves.
+_CLOSE_S = 5.0
+_LEAVE_S = 1.0
+# How long get_state() waits for a worker. After that an older checkpoint serves.
+_CHECKPOINT_S = 2.0
+
+_START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"
+
+
+@dataclass(eq=False)
+class _Call:
+    """A request to a worker.
+
+    Attributes:
+        work: Gives the reply.
+        sent: Monotonic time at which it was sent.
+        elements: The largest number of elements in the reply.
+        plan: The task's plan at that time.
+        codec: The codec of the reply.
+    """
+
+    work: Work
+    sent: float
+    elements: int
+    plan: Plan | None
+    codec: str
+
+
+@dataclass(eq=False)
+class _Task:
+    """The lease of a part by a worker, as this consumer knows it.
+
+    Attributes:
+        id: The dispatcher's number of the task.
+        worker: Address of the worker.
+        part: Number of the part.
+        sequence: Number of the next request.
+        calls: Unanswered requests, oldest first.
+        ended: Whether the worker has no more elements.
+        broken: The error that ended the requests to the worker; empty if there is none.
+        plan: The plan that the worker follows; None if it must be told one.
+    """
+
+    id: int
+    worker: str
+    part: int
+    sequence: int = 0
+    calls: deque[_Call] = field(default_factory=deque)
+    ended: bool = False
+    broken: str = ""
+    plan: Plan | None = None
+
+
+class Fetcher:
+    """Joins an iteration, and fetches its elements from all workers into a buffer.
+
+    One thread does all of it, in a loop that waits for no single peer. It ends when the iteration
+    has ended, the user has closed the buffer, or a worker or the dispatcher fails.
+
+    Args:
+        endpoint: Calls go out from here. It is closed at the end.
+        service: Address of the dispatcher.
+        job: Name of the job, for messages.
+        registration: Makes the dataset known to the dispatcher.
+        terms: How the job is read.
+        request: The iteration to join, without its dataset.
+
+    Attributes:
+        buffer: The elements.
+        thread: The thread; :meth:`start` starts it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        service: str,
+        job: str,
+        registration: Registration,
+        terms: Terms,
+        request: pb.IterationRequest,
+    ) -> None:
+        self._endpoint = endpoint
+        self._job = job
+        self._registration = registration
+        self._terms = terms
+        self._request = request
+        begin = request.state if request.HasField("state") else None
+        self.buffer = buffer_for(f"consumer {endpoint.address} of {job}", terms, begin)
+        self.buffer.on_room = self._wake_up
+        self.buffer.waits_for = self._waits_for
+        reading = terms.job.reading
+        self._shares = reading == pb.SHARED
+        # Where consumers say which elements they want. Elsewhere the worker chooses.
+        self._seeks = reading not in (pb.SHARED, pb.CACHED)
+        # Where others may get the buffered elements of a consumer, and must not get them twice.
+        self._leases = self._shares and terms.job.delivery == pb.EXACTLY_ONCE
+        self._dispatcher = Caller(endpoint, service, "dispatcher", lambda: self.buffer.closed)
+        self._heartbeat = Heartbeat(self._dispatcher, self.buffer, shared=self._shares)
+        self._codecs = CodecChoice(terms.compression, endpoint)
+        self._tasks: dict[int, _Task] = {}
+        self._state = pb.IterationState()
+        self._lease_s = 0.0
+        self._over = False
+        self._got_tasks = False
+        self._told_why = False
+        # Monotonic times. A peer that is missing for too long since then is an error.
+        self._served = self._heard = self._next_request = time.monotonic()
+        self._failing_since: float | None = None  # requests, without an element in between
+        self._last_loss = ""
+        self._received = 0
+        self._empty_replies = 0
+        self._pauses = Backoff(spins=0, longest_s=5e-3)
+        self._wake = endpoint.work("a reply to a consumer")
+        self._joined = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="dataservice-consumer", daemon=True)
+        self.buffer.is_fetched = self.thread.is_alive
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def close(self) -> None:
+        """Give up the iteration. Idempotent."""
+        self.buffer.close()
+        if self.thread is not threading.current_thread():
+            self.thread.join(_CLOSE_S)
+
+    def get_state(self) -> pb.State:
+        """Return the state of the iteration, up to the elements that this consumer has consumed.
+
+        Raises:
+            Exception: The dispatcher cannot be reached, or the iteration ended by this error.
+        """
+        self._joined.wait()
+        position = self.buffer.state()
+        try:
+            state = self._complete(position)
+        except Error:
+            if self.buffer.over:
+                # The thread is leaving: the dispatcher may have forgotten this consumer already.
+                self.thread.join(_CLOSE_S)
+            if self.thread.is_alive():
+                raise
+        else:
+            for name in ("position", "skip", "next_part", "begin_round"):
+                setattr(state, name, getattr(position, name))
+            return state
+        if self.buffer.error is not None:
+            raise self.buffer.error
+        return pb.State(terms=self._terms.job, repetition=self._request.repetition, over=True)
+
+    def _complete(self, position: pb.State) -> pb.State:
+        """Have the workers and the dispatcher add checkpoints and splits to a position."""
+        if not self._heartbeat.client_id:
+            raise InvalidArgumentError(
+                f"this consumer of {self._job} has no part of the dataset, and so no state"
+            )
+        self._add_checkpoints(position.parts)
+        request = pb.StateRequest(client_id=self._heartbeat.client_id, parts=position.parts)
+        return self._dispatcher.ask_patiently(
+            "dispatcher/GetState", request, pb.State, self._terms.start_timeout_s
+        )
+
+    def _add_checkpoints(self, parts: Iterable[pb.PartState]) -> None:
+        """Ask the workers, all at once, for the checkpoints before the positions in their parts.
+
+        For a part whose worker does not answer, the dispatcher has a checkpoint.
+        """
+        asked = []
+        tasks = {task.part: task for task in list(self._tasks.values())}
+        for part in parts:
+            task = tasks.get(part.part)
+            if task is None:
+                continue
+            worker = Caller(self._endpoint, task.worker, "data worker", lambda: self.buffer.closed)
+            request = pb.CheckpointRequest(task_id=task.id, index=part.start)
+            with contextlib.suppress(UnavailableError):
+                work = worker.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
+                asked.append((part, worker, work))
+        for part, worker, work in asked:
+            try:
+                part.checkpoint.ParseFromString(worker.finish(work).body)
+            except Error as error:
+                logger.info("a state without the checkpoint of %s: %s", worker.peer, error)
+
+    # The loop
+
+    def _run(self) -> None:
+        try:
+            with self._endpoint:
+                self._fetch(self._join())
+        except BaseException as error:
+            self.buffer.finish(error)
+        else:
+            self.buffer.finish()
+        finally:
+            self._joined.set()
+
+    def _join(self) -> pb.IterationState:
+        """Become a client of the iteration. Return its state."""
+        limit_s = self._terms.start_timeout_s
+        self._request.dataset_id = self._registration.dataset_id(self._dispatcher, limit_s)
+        # By the token the dispatcher knows this consumer, should the reply be lost.
+        self._request.token = secrets.randbits(64)
+        reply = self._dispatcher.ask_patiently(
+            "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, limit_s
+        )
+        self._heartbeat.client_id = reply.client_id
+        self._lease_s = reply.lease_s
+        now = time.monotonic()
+        self._served = self._heard = self._next_request = self._heartbeat.due = now
+        self._extend_lease(now)
+        return reply.state
+
+    def _fetch(self, state: pb.IterationState) -> None:
+        try:
+            self._update(state)
+            self._joined.set()
+            while not self.buffer.closed and not (self._over and self.buffer.buffered == 0):
+                now = time.monotonic()
+                self._send_heartbeat(now)
+                if not self._over:
+                    self._send_requests(now)
+                self._sleep(now)
+                self._take_heartbeat()
+                self._take_replies()
+                self._check_deadlines(now)
+                self._check_end()
+        except BaseException as error:
+            if self._leases:
+                self.buffer.discard(error)
+            raise
+        finally:
+            self.buffer.on_room = lambda: None
+            self._leave()
+
+    def _sleep(self, now: float) -> None:
+        """Sleep until a reply has come, the user has taken elements, or something is due."""
+        due = [now + HEARTBEAT_S]
+        if self._heartbeat.sent is None:
+            due.append(self._heartbeat.due)
+        if self._next_request > now:
+            due.append(self._next_request)
+        with contextlib.suppress(DeadlineExceededError):
+            self._wake.wait(max(min(due) - now, 0.0))
+        # Made before the replies are taken, so that one which comes meanwhile wakes this thread.
+        self._wake = self._endpoint.work("a reply to a consumer")
+
+    def _on_reply(self, _: Work) -> None:
+        self._wake.complete()
+
+    def _wake_up(self) -> None:
+        # Garbage may be collected on any thread, and closes the buffers in it. On this one, that
+        # must not wait for the lock of the wake-up, which this thread may hold.
+        if threading.get_ident() != self.thread.ident:
+            self._wake.complete()
+
+    def _leave(self) -> None:
+        """Tell the dispatcher, which may be gone already."""
+        try:
+            self._heartbeat.leave(_LEAVE_S)
+        except Error as error:
+            logger.debug("a consumer could not tell the dispatcher that it leaves: %s", error)
+
+    # The dispatcher
+
+    def _send_heartbeat(self, now: float) -> None:
+        beat, leased_until = self._heartbeat, self.buffer.leased_until
+        if beat.sent is not None and beat.sent < leased_until < now:
+            # Without an answer for so long, this consumer may have been given up, and its elements
+            # may be others'. The answer to an older heartbeat would not tell.
+            beat.withdraw()
+            beat.due = now
+        if beat.sent is not None or now < beat.due:
+            return
+        version = -1 if now > leased_until else self._state.version
+        at_end = self._all_ended() and not self._over
+        try:
+            beat.send(version, at_end=at_end, on_reply=self._on_reply)
+        except UnavailableError as error:
+            self._miss_dispatcher(error, now)
+
+    def _take_heartbeat(self) -> None:
+        beat, now = self._heartbeat, time.monotonic()
+        sent = beat.sent
+        try:
+            state = beat.poll()
+        except (DeadlineExceededError, UnavailableError) as error:
+            self._miss_dispatcher(error, now)
+            return
+        except NotFoundError as error:
+            self.buffer.discard(error)
+            raise
+        if state is None or sent is None:
+            return
+        self._heard = now
+        self._extend_lease(sent)
+        self._update(state)
+        if state.beat_soon:
+            beat.due = now
+        # A worker may have come after the others had ended. Only the answer to a heartbeat that was
+        # sent since then says that none has.
+        if beat.at_end and self._all_ended():
+            self._over = state.over
+            if not self._over:
+                # Another consumer may have left, and its elements have come back to the workers.
+                for task in self._tasks.values():
+                    task.ended = False
+
+    def _miss_dispatcher(self, error: Error, now: float) -> None:
+        """Wait for a dispatcher that may be starting again. Workers go on meanwhile."""
+        self._heartbeat.due = now + HEARTBEAT_S
+        limit_s = self._terms.start_timeout_s
+        if self._endpoint.address.protocol == "mpi" and isinstance(error, UnavailableError):
+            limit_s = 0.0
+        if now - self._heard > limit_s:
+            raise error
+
+    def _extend_lease(self, sent: float) -> None:
+        """Extend the lease on the buffered elements: the dispatcher has heard a message."""
+        if self._leases:
+            self.buffer.extend_lease(sent + self._lease_s)
+
+    def _update(self, state: pb.IterationState) -> None:
+        """Take the state of the iteration from the dispatcher."""
+        dropped = state.dropped - self._state.dropped
+        if dropped > 0:
+            logger.warning(
+                "%d parts of this iteration are lost with their data workers (delivery="
+                "'at_most_once')",
+                dropped,
+            )
+        if self._is_served:  # until now
+            self._served = time.monotonic()
+        self._state = state
+        if self._seeks:
+            for part in state.ended:
+                if part.total >= 0:
+                    self._note_extent(part.part, part.total, end=True)
+        for task_id in state.settle:
+            # Another worker goes on with the part. Of the lost one no element is taken any more.
+            self._tasks.pop(task_id, None)
+            self._heartbeat.settled.add(task_id)
+            self._heartbeat.due = 0.0
+        self._update_tasks(state.tasks)
+        self._got_tasks |= bool(self._tasks)
+        if state.finished and not self._got_tasks and not self._over:
+            self._over = True
+            self._tell_why_nothing_comes()
+
+    def _update_tasks(self, addresses: Iterable[pb.TaskAddress]) -> None:
+        live = {address.task_id: address for address in addresses}
+        for task_id in [task_id for task_id in self._tasks if task_id not in live]:
+            task = self._tasks.pop(task_id)
+            if not (task.ended or task.broken):
+                self._last_loss = f" of the loss of {task.worker} (the dispatcher has given it up)"
+        for task_id, address in live.items():
+            if task_id not in self._tasks:
+                self._tasks[task_id] = _Task(task_id, address.worker, address.part)
+        self._heartbeat.unreachable.intersection_update(self._tasks)
+
+    # The workers
+
+    def _send_requests(self, now: float) -> None:
+        """Request as many elements from the workers as there is room for."""
+        tasks = [task for task in self._tasks.values() if not (task.ended or task.broken)]
+        if not tasks or now < self._next_request:
+            return
+        limit = self._terms.max_outstanding
+        if limit is None and self._shares:
+            consumed = self._received - self.buffer.buffered
+            limit = max(_FIRST_SHARED * len(tasks), consumed // _SHARED_PART)
+        most, budget, hold = _ELEMENTS_PER_REPLY, float("inf"), True
+        if limit is not None:
+            needed = self.buffer.needed_part
+            for task in tasks:
+                if task.part == needed and not task.calls:
+                    # Even beyond the limit: all that is buffered may come after this element.
+                    self._request_elements(task, now, 1, hold=True)
+            most = min(max(limit // (_REQUESTS_PER_TASK * len(tasks)), 1), most)
+            requested = sum(call.elements for task in tasks for call in task.calls)
+            budget = limit - requested - self.buffer.buffered
+            # With fewer requests than workers, none may stay with a worker that is slow.
+            hold = limit >= len(tasks)
+            tasks.sort(key=lambda task: task.sequence)  # in turn
+        for outstanding in range(_REQUESTS_PER_TASK):
+            for task in tasks:
+                if budget <= 0:
+                    return
+                if len(task.calls) == outstanding and self.buffer.has_room(task.part):
+                    elements = int(min(most, budget))
+                    if not task.broken and self._request_elements(task, now, elements, hold=hold):
+                        budget -= elements
+
+    def _request_elements(self, task: _Task, now: float, elements: int, *, hold: bool) -> bool:
+        """Send a request to a worker. Return False if the worker is gone."""
+        body = pb.GetElementRequest(
+            task_id=task.id,
+            client_id=self._heartbeat.client_id,
+            sequence=task.sequence,
+            max_elements=elements,
+            hold=hold,
+            consumer_index=self._terms.consumer_index,
+            trainer_id=self._terms.trainer_id,
+            codec=self._codecs.of(task.worker),
+        )
+        if self._seeks:
+            body.acknowledged = self.buffer.watermark(task.part)
+            if task.plan is None:
+                task.plan = plan = self.buffer.plan(task.part)
+                body.seek, body.start = True, plan.start
+                body.period, body.offset, body.until = plan.period, plan.offset, max(plan.until, 0)
+        elif self._shares:
+            body.used.bounds.extend(self._heartbeat.take_consumed(task.part))
+        task.sequence += 1
+        try:
+            # _REPLY_LIMIT_S limits its time, however long other calls of this endpoint may take.
+            work = self._endpoint.call(
+                task.worker,
+                "data_worker/GetElement",
+                body.SerializeToString(),
+                timeout=float("inf"),
+            )
+        except Error as error:
+            self._break(task, error)
+            return False
+        work.add_done_callback(self._on_reply)
+        task.calls.append(_Call(work, now, elements, task.plan, body.codec))
+        return True
+
+    def _take_replies(self) -> None:
+        """Take the replies that are here, of each task in the order of the requests.
+
+        Raises:
+            Exception: A worker failed, or a user's function.
+        """
+        for task in list(self._tasks.values()):
+            while task.calls and task.calls[0].work.is_completed():
+                call = task.calls.popleft()
+                try:
+                    reply = call.work.result()
+                except (
+                    CancelledError,
+                    DistNetworkError,
+                    NotFoundError,
+                    UnavailableError,
+                    UnimplementedError,  # from a worker that stops: nothing is served there now
+                ) as error:
+                    self._break(task, error)
+                    break
+                except FailedPreconditionError:
+                    raise
+                except Error as error:
+                    raise UnavailableError(
+                        f"data worker {task.worker} failed (task {task.id}): {error}"
+                    ) from error
+                # A reply under an earlier plan has elements that are requested again. So has the
+                # reply of a task that was lost meanwhile.
+                if call.plan is task.plan and task.id in self._tasks:
+                    body = pb.GetElementReply.FromString(reply.body)
+                    self._take_reply(task, call, body, reply.buffers)
+
+    def _take_reply(
+        self, task: _Task, call: _Call, body: pb.GetElementReply, buffers: Sequence[Array]
+    ) -> None:
+        if body.count:
+            if self._endpoint.address.protocol == "inproc":
+                # They are the worker's own, which may give them to other consumers, too.
+                buffers = [buffer.copy() for buffer in buffers]
+            parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
+            self._codecs.learn(task.worker, parcel.buffers)
+            nbytes = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
+            stride = 1 if call.plan is None else call.plan.period
+            self.buffer.put(Frame(parcel, body.count, nbytes, task.part, body.first, stride))
+            self._received += body.count
+            self._failing_since = None
+            self._empty_replies = 0
+            self._pauses.reset()
+        if body.failure:
+            raise unpack_error(body.failure)
+        if self._seeks:
+            self._note_extent(task.part, body.stop, end=body.end)
+        if body.end:
+            task.ended = True
+        elif task.plan is not None and 0 <= task.plan.until <= body.stop:
+            task.plan = None
+        elif not body.count and not body.stop:
+            self._pause_if_all_are_empty()
+
+    def _note_extent(self, part: int, stop: int, *, end: bool) -> None:
+        if not self.buffer.note_extent(part, stop, end):
+            return
+        for task in self._tasks.values():
+            task.plan = None
+            # Elements of a part that seemed at its end may be this consumer's now, perhaps only
+            # behind the next end of a part.
+            plan = self.buffer.plan(task.part)
+            task.ended &= plan.period == 0 and plan.until < 0
+
+    def _pause_if_all_are_empty(self) -> None:
+        self._empty_replies += 1
+        if self._empty_replies >= len(self._tasks):
+            self._empty_replies = 0
+            self._next_request = time.monotonic() + self._pauses.next_sleep()
+
+    def _break(self, task: _Task, error: Error) -> None:
+        """Stop the requests to a worker that is gone: another one will get the part."""
+        now = time.monotonic()
+        task.broken = str(error)
+        task.calls.clear()
+        if self._failing_since is None:
+            self._failing_since = now
+        self._last_loss = f" of the loss of {task.worker} ({error})"
+        self._heartbeat.unreachable.add(task.id)
+        self._heartbeat.due = min(self._heartbeat.due, now + _LOSS_DELAY_S)
+        logger.info("data worker %s failed (task %d): %s", task.worker, task.id, error)
+
+    # Ends and errors
+
+    @property
+    def _has_worker(self) -> bool:
+        return any(not task.broken for task in self._tasks.values())
+
+    @property
+    def _is_served(self) -> bool:
+        """True if a worker works for this consumer, or none needs to."""
+        state = self._state
+        served = self._has_worker or state.elsewhere or self._over or state.finished
+        return bool(served or (state.given_out and not (state.waiting or state.settle)))
+
+    def _all_ended(self) -> bool:
+        """Return whether no more elements can come, as far as this consumer knows."""
+        state = self._state
+        if state.waiting or state.settle or (self._shares and self.buffer.buffered):
+            return False
+        if not self._tasks:
+            # The elements of other consumers, or of workers that others read, may come here yet.
+            return bool(state.finished or state.given_out or state.elsewhere)
+        # The unanswered requests may get elements that another consumer gives back.
+        return all(
+            task.ended and not (self._shares and task.calls) for task in self._tasks.values()
+        )
+
+    def _check_end(self) -> None:
+        beat = self._heartbeat
+        if self._over:
+            if self.buffer.lacks_elements:
+                self._tell_why_nothing_comes()
+            self.buffer.finish()
+        elif self._all_ended():
+            # The next heartbeat asks about the end. One that the dispatcher holds does not.
+            if beat.sent is not None and not beat.at_end:
+                beat.withdraw()
+            if beat.sent is None:
+                beat.due = 0.0
+
+    def _tell_why_nothing_comes(self) -> None:
+        if self._told_why:
+            return
+        self._told_why = True
+        number = self._request.repetition
+        # A first iteration that is over was rarely meant. Later ones may just be short.
+        logger.log(
+            logging.INFO if number else logging.WARNING,
+            "iteration %d of its job was over before this consumer came, which gets no "
+            "elements; a loop over epochs must not apply distribute() anew each time, and a "
+            "run that shall read all again needs another job_name",
+            number,
+        )
+
+    def _check_deadlines(self, now: float) -> None:
+        """Raise an error if a worker, or all of them, have been missing for too long."""
+        for task in self._tasks.values():
+            if not task.calls or now - task.calls[0].sent <= _SILENT_S:
+                continue
+            self._heartbeat.unreachable.add(task.id)
+            if now - task.calls[0].sent > _REPLY_LIMIT_S:
+                raise DeadlineExceededError(
+                    f"no answer within {_REPLY_LIMIT_S:g} s: {task.calls[0].work.name}; the data "
+                    "worker hangs or has ended"
+                )
+        limit_s = self._terms.start_timeout_s
+        if self._last_loss and self._endpoint.address.protocol == "mpi":
+            limit_s = min(limit_s, _WORLD_PATIENCE_S)
+        if self._is_served:
+            self._served = now
+        elif now - self._served > limit_s:
+            rest = " for the rest of the dataset" if self._state.waiting else ""
+            if self._terms.job.num_consumers > 1:
+                rest = f" that all {self._terms.job.num_consumers} consumers may read{rest}"
+            verb = "is left" if self._last_loss else "has registered"
+            raise UnavailableError(
+                f"no data worker{rest} {verb} at the dispatcher {self._dispatcher.peer} within "
+                f"{limit_s:g} s{self._last_loss}. {_START_ONE}"
+            )
+        failing_since = self._failing_since
+        if self._has_worker and failing_since is not None and now - failing_since > limit_s:
+            raise UnavailableError(
+                f"no data worker has delivered an element for {limit_s:g} s: they fail "
+                f"repeatedly, last{self._last_loss}"
+            )
+
+    def _waits_for(self) -> str:
+        """Describe the cause of a long wait. Called on the user's thread, hence the copies."""
+        dispatcher, limit_s = self._dispatcher.peer, self._terms.start_timeout_s
+        if not self._heartbeat.client_id:
+            return missing_dispatcher(dispatcher, self._endpoint.address.protocol, limit_s)
+        tasks = list(self._tasks.values())
+        if not tasks and self._state.elsewhere:
+            return (
+                f"its share of {self._state.elsewhere} parts of the dataset, which data workers "
+                "with the tag COLOCATED, or in other processes, have: only the consumers there can "
+                "read them; if one leaves, others get the rest"
+            )
+        now = time.monotonic()
+        sent = self._heartbeat.sent
+        if self._heartbeat.at_end and sent is not None:
+            return (
+                f"the end of the epoch: other consumers of the dispatcher {dispatcher} have the "
+                "last elements, and none has been heard of lately. What one that is gone had comes "
+                "to this one"
+            )
+        if not tasks:
+            return (
+                f"a data worker; none has registered at the dispatcher {dispatcher}. "
+                f"{_START_ONE}. This fails after {limit_s:g} s"
+            )
+        workers = []
+        for task in tasks:
+            calls = list(task.calls)
+            silent = f"unanswered for {now - calls[0].sent:.3g} s" if calls else "not asked"
+            state = "lost" if task.broken else "ended" if task.ended else silent
+            workers.append(f"{task.worker} (task {task.id}, {state})")
+        if sent is not None and now - sent > 2.0:
+            dispatcher += f" (unanswered for {now - sent:.3g} s)"
+        return (
+            f"elements from the data workers {', '.join(workers)} of the dispatcher {dispatcher}. "
+            "Who has not answered for more than 10 s is stuck or gone; on the other workers a "
+            "function of the dataset is slow, or hangs"
+        )
