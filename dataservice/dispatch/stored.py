@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Part, Task, Worker
+from dataservice.dispatch.records import (
+    Client,
+    Dataset,
+    Iteration,
+    Job,
+    Part,
+    Record,
+    Task,
+    Worker,
+)
 from dataservice.dispatch.registry import Registry
 from dataservice.dispatch.splits import Cursors, Granted
 from dataservice.proto import dataservice_pb2 as pb
@@ -18,14 +27,14 @@ from mpidist.errors import DataLossError, OpError
 Tables = Mapping[str, Mapping[int, bytes]]
 
 
-def record_of(value: Any, parcels: Mapping[int, Parcel]) -> bytes:
+def record_of(value: Record, parcels: Mapping[int, Parcel]) -> bytes:
     """Encode a record.
 
     Args:
         value: One of the registry's records.
         parcels: The pickled datasets, by id.
     """
-    message = _MESSAGES[type(value)](value)
+    message = _MESSAGES[value.kind](value)
     if isinstance(value, Dataset):
         parcel = parcels[value.id]
         message.request.pickle = parcel.pickle
@@ -92,7 +101,7 @@ def _dataset(value: Dataset) -> pb.StoredDataset:
 def _restore_dataset(registry: Registry, key: int, data: bytes, _: float) -> None:
     stored = pb.StoredDataset.FromString(data)
     stored.request.ClearField("pickle")
-    registry.restore_dataset(Dataset(key, stored.request))
+    registry.datasets.restore(Dataset(key, stored.request))
 
 
 def _parcel(data: bytes) -> Parcel:
@@ -106,7 +115,8 @@ def _worker(value: Worker) -> pb.StoredWorker:
 
 def _restore_worker(registry: Registry, key: int, data: bytes, now: float) -> None:
     stored = pb.StoredWorker.FromString(data)
-    registry.homes.admit(stored.address, [each.address for each in registry.workers.values()])
+    living = [each.address for each in registry.workers.values()]
+    registry.scheduler.slots.assign(stored.address, living)
     worker = Worker(key, stored.address, stored.process, tuple(stored.tags), now)
     worker.is_known_to_live = False
     registry.workers[key] = worker
@@ -123,8 +133,9 @@ def _job(value: Job) -> pb.StoredJob:
 
 def _restore_job(registry: Registry, key: int, data: bytes, _: float) -> None:
     stored = pb.StoredJob.FromString(data)
-    dataset = registry.datasets[stored.dataset_id]
-    registry.restore_job(Job(key, stored.name, dataset, stored.terms, {}, set(stored.finished)))
+    dataset = registry.datasets.by_id[stored.dataset_id]
+    job = Job(key, stored.name, dataset, stored.terms, finished=set(stored.finished))
+    registry.jobs.restore_job(job)
 
 
 def _iteration(value: Iteration) -> pb.StoredIteration:
@@ -144,17 +155,17 @@ def _iteration(value: Iteration) -> pb.StoredIteration:
 
 def _restore_iteration(registry: Registry, key: int, data: bytes, now: float) -> None:
     stored = pb.StoredIteration.FromString(data)
-    job = registry.jobs[stored.job_id]
+    job = registry.jobs.by_id[stored.job_id]
     begin = stored.begin if stored.HasField("begin") else None
     cursors = None
-    if job.terms.policy == pb.DYNAMIC and job.terms.reading != pb.ORDERED:
+    if job.deals_out_splits:
         cursors = Cursors(job.dataset.request.source_length, list(stored.cursors))
     iteration = Iteration(key, job, stored.repetition, stored.seed, begin, cursors)
     iteration.dropped = stored.dropped
     iteration.failure = stored.code, stored.message
     iteration.served, iteration.joined = set(stored.served), set(stored.joined)
-    iteration.left = float("inf") if job.terms.reading == pb.SAVED else now
-    job.iterations[stored.repetition] = registry.iterations[key] = iteration
+    iteration.left = float("inf") if job.saves else now
+    registry.jobs.restore_iteration(iteration)
 
 
 def _client(value: Client) -> pb.StoredClient:
@@ -168,7 +179,7 @@ def _client(value: Client) -> pb.StoredClient:
 
 def _restore_client(registry: Registry, key: int, data: bytes, now: float) -> None:
     stored = pb.StoredClient.FromString(data)
-    iteration = registry.iterations[stored.iteration_id]
+    iteration = registry.jobs.iterations[stored.iteration_id]
     client = Client(key, iteration, stored.process, stored.consumer_index, stored.token, now)
     client.away = True  # until it is heard of
     registry.clients[key] = iteration.clients[key] = client
@@ -181,30 +192,30 @@ def _part(value: Part) -> pb.StoredPart:
         iteration_id=value.iteration.id,
         state=part_state(value),
         used=pb.Ranges(part=value.number, bounds=value.used.bounds),
-        marks=value.marks,
+        marks=value.watermarks,
         finished=value.finished,
-        home=value.home,
+        home=value.slot,
         attempts=value.attempts,
         held=held_of(value),
     )
     if task is not None:
         stored.task_id, stored.worker_id = task.id, task.worker.id
         stored.running, stored.lost = task.running, task.lost
-        stored.unsettled.extend(sorted(task.unsettled))
+        stored.unsettled.extend(sorted(task.pending_acks))
         stored.address = task.worker.address
     return stored
 
 
 def _restore_part(registry: Registry, key: int, data: bytes, _: float) -> None:
     stored = pb.StoredPart.FromString(data)
-    iteration, state = registry.iterations[stored.iteration_id], stored.state
+    iteration, state = registry.jobs.iterations[stored.iteration_id], stored.state
     part = Part(key, iteration, state.part, state.start, RangeSet(stored.used.bounds))
-    part.marks = dict(stored.marks)
+    part.watermarks = dict(stored.marks)
     part.held = {each.client_id: RangeSet(each.ranges.bounds) for each in stored.held}
     part.checkpoint.CopyFrom(state.checkpoint)
     part.granted = Granted.of(list(state.splits))
     part.attempts = stored.attempts
-    part.total, part.finished, part.home = state.total, stored.finished, stored.home
+    part.total, part.finished, part.slot = state.total, stored.finished, stored.home
     iteration.parts[state.part] = part
     if not stored.task_id:
         return
@@ -214,17 +225,17 @@ def _restore_part(registry: Registry, key: int, data: bytes, _: float) -> None:
     else:
         worker = registry.workers[stored.worker_id]
     part.task = Task(stored.task_id, part, worker, stored.running, stored.lost)
-    part.task.unsettled.update(stored.unsettled)
-    registry.leases.known(part.task)
+    part.task.pending_acks.update(stored.unsettled)
+    registry.scheduler.restore(part.task)
 
 
-_MESSAGES: dict[type, Callable[[Any], Any]] = {
-    Dataset: _dataset,
-    Worker: _worker,
-    Job: _job,
-    Iteration: _iteration,
-    Client: _client,
-    Part: _part,
+_MESSAGES: dict[str, Callable[[Any], Any]] = {
+    "dataset": _dataset,
+    "worker": _worker,
+    "job": _job,
+    "iteration": _iteration,
+    "client": _client,
+    "part": _part,
 }
 
 # In this order: each belongs to some before it.

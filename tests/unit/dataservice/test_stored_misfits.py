@@ -23,14 +23,16 @@ def tables():
     play = Play(workers=1)
     play.start(play.join())
     registry = play.registry
-    parts = {part.id: part for each in registry.iterations.values() for part in each.parts.values()}
+    parts = {
+        part.id: part for each in registry.jobs.iterations.values() for part in each.parts.values()
+    }
     return {
         kind: {key: record_of(value, {key: Parcel(b"pickled", ())}) for key, value in some.items()}
         for kind, some in (
             ("client", registry.clients),
-            ("dataset", registry.datasets),
-            ("iteration", registry.iterations),
-            ("job", registry.jobs),
+            ("dataset", registry.datasets.by_id),
+            ("iteration", registry.jobs.iterations),
+            ("job", registry.jobs.by_id),
             ("part", parts),
             ("worker", registry.workers),
         )
