@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dataservice.arguments import service_of
 from dataservice.calls import Caller
+from dataservice.options import service_of
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import open_endpoint
 

@@ -1,4 +1,4 @@
-"""Which consumers that share elements may finish, and which of them are waited for. Pure.
+"""The end of an epoch for consumers that share elements. Pure.
 
 A consumer that has drained all its tasks reports ``at_end``. It holds no elements then, and the
 remaining ones belong to other consumers. It may leave once another consumer has sent a heartbeat

@@ -4,7 +4,7 @@
 
     state        header, then a JournalState message with all records
     file-<n>     the value of a large record, to which the state refers by its number
-    lock         locked by the dispatcher that uses the journal; says which one it is
+    lock         locked by the dispatcher that uses the journal, and naming it
 
 A rename replaces the state as a whole, so there is never a part of a commit, and one checksum
 covers everything. A commit costs as much as writing all small records: 0.5 to 2 ms for 16 tasks,
@@ -45,7 +45,7 @@ _STATE = "state"
 _NEW_STATE = "state.new"
 _LOCK = "lock"
 _FORMAT = 3
-# What identifies the file, the format, the length and the CRC-32 of the message that follows.
+# The magic number, the format, the length and the CRC-32 of the message that follows.
 _HEADER = struct.Struct("<8sIQI")
 _MAGIC = b"mpidispt"
 # Larger values have files of their own, so that commits do not write them again and again.
@@ -187,7 +187,7 @@ class Journal:
                 records[kind, key] = _encoded(record)
             before, after = set(self._files.values()), set(files.values())
             if after - before:
-                # No state may refer to a file whose name a loss of power takes away.
+                # A state must not refer to a file that a loss of power can still take away.
                 os.fsync(self._folder)
             self._replace_state(records)
             undo.pop_all()
@@ -322,7 +322,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of the system into errors that say what to do."""
+        """Turn errors of the system into errors with a remedy."""
         try:
             yield
         except Error:  # some of these are of the system's classes, too

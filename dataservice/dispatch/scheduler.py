@@ -1,4 +1,4 @@
-"""Which worker evaluates which part. Pure."""
+"""Leases of parts by workers. Pure."""
 
 from __future__ import annotations
 

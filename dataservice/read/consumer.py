@@ -8,11 +8,11 @@ import threading
 import time
 
 from dataservice.calls import Caller
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.reports import Reports
 from dataservice.read.requests import Call, Requests
 from dataservice.read.stream import Stream
-from dataservice.read.terms import Terms
 from mpidist import Endpoint
 from mpidist.errors import DeadlineExceededError, Error, NotFoundError, UnavailableError
 
@@ -43,7 +43,7 @@ class Consumer:
         endpoint: Endpoint,
         dispatcher: Caller,
         stream: Stream,
-        terms: Terms,
+        terms: JobOptions,
         repetition: int = 0,
     ) -> None:
         self._repetition = repetition

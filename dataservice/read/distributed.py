@@ -20,10 +20,10 @@ from dataservice.dataset.node import (
 )
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.fetch import Fetch
 from dataservice.read.registration import Registration
-from dataservice.read.terms import Terms
 from mpidist import Endpoint, open_endpoint
 from mpidist.errors import InvalidArgumentError, UnimplementedError
 
@@ -64,7 +64,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
     protocol: str | None = field(repr=False)
     service: str = field(repr=False)
     job_name: str | None
-    terms: Terms = field(repr=False)
+    terms: JobOptions = field(repr=False)
     registration: Registration = field(repr=False)
     passes: _Passes = field(init=False, repr=False, default_factory=_Passes)
 
@@ -142,7 +142,7 @@ class DistributedIterator(ElementIterator):
             job_name=node.job_name or "",
             repetition=repetition,
             process=process_name(),
-            consumer_index=node.terms.consumer_index,
+            consumer_index=node.terms.consumer_index or 0,
         )
         self._scope = scope
         self._fetch: Fetch | None = None

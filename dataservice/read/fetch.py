@@ -6,13 +6,13 @@ import secrets
 import threading
 
 from dataservice.calls import Caller
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.consumer import Consumer
 from dataservice.read.order import Order
 from dataservice.read.ordered_stream import OrderedStream
 from dataservice.read.registration import Registration
 from dataservice.read.stream import Queue, Stream
-from dataservice.read.terms import Terms
 from dataservice.stall import missing_dispatcher
 from mpidist import Endpoint, Work
 from mpidist.errors import Error, InvalidArgumentError, UnavailableError, UnimplementedError
@@ -45,7 +45,7 @@ class Fetch:
         service: str,
         job: str,
         registration: Registration,
-        terms: Terms,
+        terms: JobOptions,
         request: pb.IterationRequest,
     ) -> None:
         self._endpoint = endpoint
@@ -166,8 +166,8 @@ class Fetch:
         return pb.State(summary=summary, terms=job, repetition=self._request.repetition, over=True)
 
 
-def _stream(user: str, terms: Terms, request: pb.IterationRequest) -> Stream:
-    job, index = terms.job, terms.consumer_index
+def _stream(user: str, terms: JobOptions, request: pb.IterationRequest) -> Stream:
+    job, index = terms.job, terms.consumer_index or 0
     begin = request.state if request.HasField("state") else None
     if job.reading == pb.ORDERED:
         return OrderedStream(user, Order(job.num_shards, job.num_consumers, index, begin))

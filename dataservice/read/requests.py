@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.codecs import Codecs
 from dataservice.read.order import Plan
 from dataservice.read.reports import Reports
 from dataservice.read.stream import Frame, Stream
-from dataservice.read.terms import Terms
 from dataservice.wire import Array, Parcel, expand, unpack
 from mpidist import Endpoint, Work
 from mpidist.errors import (
@@ -103,7 +103,7 @@ class Requests:
         self,
         endpoint: Endpoint,
         stream: Stream,
-        terms: Terms,
+        terms: JobOptions,
         reports: Reports,
         came: Callable[[object], None],
         lost: Callable[[], None],
@@ -219,7 +219,7 @@ class Requests:
             sequence=task.sequence,
             max_elements=elements,
             hold=hold,
-            consumer_index=self._terms.consumer_index,
+            consumer_index=self._terms.consumer_index or 0,
             trainer_id=self._terms.trainer_id,
             codec=self._codecs.of(task.worker),
         )

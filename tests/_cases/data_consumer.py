@@ -5,12 +5,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from dataservice.calls import Caller
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.consumer import Consumer
 from dataservice.read.order import Order
 from dataservice.read.ordered_stream import OrderedStream
 from dataservice.read.stream import Queue
-from dataservice.read.terms import Terms
 from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
 
@@ -25,7 +25,7 @@ class Script:
         tasks: Tasks that there are at first, and their parts.
         consumers: How many there are; the one under test is the first.
         begin: Elements that are used, by part.
-        others: Of the consumer's terms.
+        others: Of the consumer's options.
     """
 
     def __init__(self, reading=pb.SHARED, tasks=None, consumers=1, begin=None, **others):
@@ -42,14 +42,21 @@ class Script:
         self.server.serve_in_thread()
         self.address = str(self.server.address)
         self._tasks = {1: 0} if tasks is None else tasks
-        job = pb.Terms(reading=reading, num_consumers=consumers)
         self.stream = Queue("a consumer", begin or {})
         if reading == pb.ORDERED:
             self.stream = OrderedStream("a consumer", Order(2, consumers, 0, None))
         self._client = open_endpoint("inproc")
         caller = Caller(self._client, self.address, "dispatcher", lambda: False)
-        others = {"start_timeout_s": 30, "max_outstanding": None} | others
-        self.consumer = Consumer(self._client, caller, self.stream, Terms(job=job, **others))
+        if reading == pb.ORDERED:
+            others |= {"num_consumers": consumers, "consumer_index": 0, "deterministic": True}
+        options = JobOptions(
+            "distributed_epoch",
+            self.address,
+            None if reading == pb.PRIVATE else "job",
+            **{"start_timeout_s": 30} | others,
+        )
+        assert options.job.reading == reading
+        self.consumer = Consumer(self._client, caller, self.stream, options)
         self.thread = threading.Thread(target=self._run)
         self._user = ThreadPoolExecutor(1)
 

@@ -7,7 +7,7 @@ def test_the_public_names():
     assert sorted(set(public) - modules, key=str) == dataservice.__all__
 
 
-def test_public_docstrings_tell_the_cost():
+def test_public_names_have_docstrings():
     for name in ("distribute", "Dataset", "DispatchServer", "WorkerServer"):
         thing = getattr(dataservice, name)
         members = (
@@ -21,4 +21,4 @@ def test_public_docstrings_tell_the_cost():
         )
         for member in members:
             text = (getattr(member, "__func__", member).__doc__ or "").strip()
-            assert text.startswith(("Local.", "Collective.")), (name, member)
+            assert text, (name, member)
