@@ -111,6 +111,7 @@ class Journal:
                         f"{_STATE} is missing: it was removed, or mpidist 0.1 wrote the journal"
                     )
                 self._replace_state({})
+                os.fsync(self._folder)
             for record in self._read_state():
                 self._records[record.kind, record.key] = _encoded(record)
                 if record.file:
@@ -118,8 +119,8 @@ class Journal:
             self._identities[_STATE] = _identity(os.stat(self._directory / _STATE))
             self._last_file = max(self._files.values(), default=0)
             self._remove(self._abandoned())
-            # Last, because a named holder tells later starts that there was a state. The file is
-            # never empty after that.
+            # Last, because a lock with a holder tells later starts that there was a state. It is
+            # never empty again.
             os.pwrite(self._lock.fileno(), holder, 0)
             os.truncate(self._lock.fileno(), len(holder))
             undo.pop_all()
