@@ -1,6 +1,5 @@
 """Input processing shared by many trainers: datasets, a dispatcher, and data workers."""
 
-from dataservice.arguments import CrossTrainerCache
 from dataservice.client import (
     distribute,
     distributed_save,
@@ -9,6 +8,7 @@ from dataservice.client import (
 )
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
 from dataservice.dataset import AUTOTUNE, SHARD_HINT, ArraySpec, Dataset, Options
+from dataservice.options import CrossTrainerCache
 from dataservice.server import DispatchServer, WorkerServer
 from dataservice.status import ServiceStatus, service_status
 

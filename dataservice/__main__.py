@@ -27,7 +27,7 @@ _NO_SIGNAL = b"\0"  # the wakeup file descriptor gets the number of a signal, wh
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Local. Run the command line; returns when SIGTERM or SIGINT (Ctrl-C) comes.
+    """Run the command line; returns when SIGTERM or SIGINT (Ctrl-C) comes.
 
     Args:
         arguments: What follows the command's name; ``sys.argv[1:]`` by default.

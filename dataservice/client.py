@@ -1,4 +1,4 @@
-"""``distribute`` and its companions: datasets that are evaluated by a data service."""
+"""``distribute`` and its companions: datasets that a data service evaluates."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.arguments import CrossTrainerCache, service_of, terms_of
 from dataservice.calls import Caller
 from dataservice.compression import CODECS, check_compression
-from dataservice.config import ShardingPolicy, check_transfer
+from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised
+from dataservice.options import CrossTrainerCache, JobOptions, service_of
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed
 from dataservice.read.registration import Registered, Registration, find_dataset
-from dataservice.read.terms import Terms
 from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
-# For how long register_dataset and from_dataset_id look for the dispatcher.
+# Seconds for which register_dataset and distributed_save look for the dispatcher.
 _PATIENCE_S = 60.0
 
 
@@ -43,93 +42,89 @@ def distribute(
     num_shards: int | None = None,
     start_timeout_s: float = 60.0,
 ) -> Callable[[Dataset], Dataset]:
-    """Local. Have a dataset evaluated by the workers of a data service.
+    """Have a dataset evaluated by the workers of a data service.
 
-    Everything before it runs on the workers, everything after it here. Each iteration of the
-    result, and each repetition of a ``repeat`` after it, is a new iteration of the job. When a
-    worker is lost, others go on with its part from where its consumers are. Whoever waits 15
+    All steps before it run on the workers, all steps after it here. Each iteration of the result,
+    and each repetition of a ``repeat`` after it, is a new iteration of the job. When a worker is
+    lost, others continue its part at the position of its consumers. A consumer that waits 15
     seconds for an element (MPIDIST_STALL_S if shorter) logs a warning that names the workers.
 
     Args:
-        processing_mode: ``"parallel_epochs"``: every worker gives the whole dataset, so that n
-            workers give n copies, in order if there is one worker. ``"distributed_epoch"``: the
+        processing_mode: ``"parallel_epochs"``: every worker evaluates the whole dataset, so that
+            n workers give n copies, in order if there is one worker. ``"distributed_epoch"``: the
             workers share the source, so that every element comes once. Or a ShardingPolicy.
         service: The dispatcher: ``DispatchServer.target``, ``resolver.master("data", 0)``,
             ``"host:port"``, or a pair of protocol and ``"host:port"``.
         job_name: Consumers that give the same name share one stream: each element goes to one of
             them. The k-th iteration of the result pairs with their k-th, so apply it once, outside
             the loop over epochs: a new result begins with the job's first iteration, which may be
-            over. What a consumer that leaves or dies has fetched and not used, others get, and
-            while one that died is waited for, the last of them does not end. They must give the
-            same dataset: that is compared as its text, in which functions are names, so the first
-            one's functions serve all. None: a stream of our own.
-        consumer_index: Which of ``num_consumers`` this is.
-        num_consumers: How many consumers the job has, from 0 on. Without ``deterministic``, reads
-            are coordinated: in every round each consumer gets one element of the same part of the
-            dataset, one after the other there; the dataset must be without end.
+            over. Elements fetched but not used by a consumer that leaves or dies go to the others.
+            The last consumer waits until a dead one has timed out. All must give the same dataset:
+            that is compared as its text, in which functions are names, so the functions of the
+            first consumer serve all. None: a stream of this consumer's own.
+        consumer_index: The index of this consumer, from 0 to ``num_consumers`` - 1.
+        num_consumers: The number of consumers of the job. Without ``deterministic``, reads are
+            coordinated: in every round each consumer gets one element of the same part of the
+            dataset, one after the other there; the dataset must be infinite.
         max_outstanding_requests: Elements that may be requested or held here at a time. None or -1
             bounds only their memory; under a ``job_name`` alone they are a few at first, and then
-            an eighth of what this consumer has used, so that others get theirs.
+            an eighth of the elements that this consumer has used, so that others get theirs.
         data_transfer_protocol: Elements travel as calls do: leave None.
-        compression: What elements are compressed with on their way: ``"SNAPPY"``, ``"LZ4"``,
-            ``"ZSTD"`` (extra ``compress``), None, or ``"AUTO"``: LZ4 from other hosts over tcp, if
-            the way is slower than 0.5 GB/s and the first elements get smaller by a quarter.
+        compression: The codec of elements on their way: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra
+            ``compress``), None, or ``"AUTO"``: LZ4 from other hosts over tcp, if the way is slower
+            than 0.5 GB/s and the first elements get smaller by a quarter.
         cross_trainer_cache: A CrossTrainerCache: every trainer of the job gets all elements that
-            are still kept when it comes for them, and each is made once. For datasets without end.
+            are still kept when it asks for them, and each is made once. For infinite datasets.
         target_workers: ``"AUTO"``: all workers but those with the tag COLOCATED on other hosts;
             ``"ANY"``: all; ``"LOCAL"``: those of this process.
-        delivery: What the loss of a worker does. ``"exactly_once"``: every element comes once
-            (once for each worker's copy, under ``"parallel_epochs"``). ``"at_least_once"``: those
-            that were under way may come again, and nobody waits for consumers to settle.
+        delivery: The effect of the loss of a worker. ``"exactly_once"``: every element comes once
+            (once for each worker's copy, under ``"parallel_epochs"``). ``"at_least_once"``:
+            elements that were under way may come again, without a wait for the consumers' reports.
             ``"at_most_once"``: its part ends there.
         deterministic: Elements come in an order that depends neither on the number of workers nor
             on that of consumers: one of each of ``num_shards`` parts of the source in turn, and
-            dealt out to the consumers in turn. For datasets with one element for each of the
-            source, in the source's own order.
-        num_shards: How many parts there are under ``deterministic`` and ``num_consumers``, and so
-            how many workers can share the work; None takes 16.
+            dealt out to the consumers in turn. For datasets with one element for each element of
+            the source, in the source's own order.
+        num_shards: The number of parts under ``deterministic`` and ``num_consumers``, and so the
+            largest number of workers that can share the work; None takes 16.
         start_timeout_s: Seconds for which the dispatcher, or all workers, may be missing before
             reading fails.
 
     Returns:
         A function for :meth:`Dataset.apply`. During the iteration of its result: UnavailableError
         if the dispatcher or all workers are missing or lost; DeadlineExceededError if one is stuck;
-        InvalidArgumentError if the job exists with other parameters; and what a function of the
-        dataset raises on a worker, as the same class with a note that names the worker, or as
-        UnknownError if it is no Exception (SystemExit, KeyboardInterrupt).
+        InvalidArgumentError if the job exists with other parameters. An error of the dataset's
+        functions on a worker has the same class here and a note that names the worker; one that is
+        no Exception (SystemExit, KeyboardInterrupt) becomes an UnknownError.
 
     Raises:
         FailedPreconditionError: The package that compresses is not installed. When the function is
-            applied: coordinated reads of a dataset that
-            ends, or a cache of one.
+            applied: coordinated reads of a dataset that ends, or a cache of one.
         UnimplementedError: An argument asks for something that this version cannot do. When the
             function is applied: the dataset cannot be split, and the mode needs it.
         ValueError: An argument is wrong.
     """
-    policy = ShardingPolicy.of(processing_mode)
-    protocol, address = service_of(service)
-    check_transfer(data_transfer_protocol, protocol)
-    terms = terms_of(
-        policy,
+    options = JobOptions(
+        processing_mode,
+        service,
         job_name,
         consumer_index,
         num_consumers,
         max_outstanding_requests,
+        data_transfer_protocol,
+        compression,
         cross_trainer_cache,
         target_workers,
-        start_timeout_s,
         delivery,
         deterministic,
         num_shards,
-        compression,
+        start_timeout_s,
     )
 
     def transformation(dataset: Dataset) -> Dataset:
         node = dataset.node
-        if policy is ShardingPolicy.DYNAMIC:
-            node.source_length()
-        _check_endless(terms, node.cardinality(), node.summary())
-        return Dataset(Distributed(node, protocol, address, job_name, terms))
+        _check_dataset(options, node, node.summary())
+        return _distributed(node, options, job_name)
 
     return transformation
 
@@ -140,13 +135,13 @@ def register_dataset(
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
 ) -> str:
-    """Local. Make a dataset known to a dispatcher, for :func:`from_dataset_id` in any process.
+    """Register a dataset at a dispatcher, for :func:`from_dataset_id` in any process.
 
     Args:
         service: As for :func:`distribute`.
         dataset: The dataset.
-        compression: Checked, for programs that give it here; readers choose their own.
-        dataset_id: What to call it; None has the dispatcher choose.
+        compression: Checked and not used, for programs that give it here. Readers choose theirs.
+        dataset_id: The id of the dataset; None has the dispatcher choose.
 
     Returns:
         Its id; of an equal dataset that is known, or of one of the same id and structure, the same.
@@ -154,8 +149,8 @@ def register_dataset(
     Raises:
         InvalidArgumentError: The id belongs to a dataset with elements of another structure.
         UnavailableError: There is no dispatcher.
-        ValueError: An argument is wrong, or an id is given and there is no element that says what
-            elements are like.
+        ValueError: An argument is wrong, or an id is given and there is no element that shows the
+            structure of elements.
     """
     check_compression(compression)
     if dataset_id is not None and (not isinstance(dataset_id, str) or not dataset_id):
@@ -188,62 +183,43 @@ def from_dataset_id(
     num_shards: int | None = None,
     start_timeout_s: float = 60.0,
 ) -> Dataset:
-    """Local. A dataset that was registered, read through its data service.
+    """Return a dataset that was registered, read through its data service.
 
-    Args:
-        processing_mode: As for :func:`distribute`, like the others.
-        service: See there.
-        dataset_id: What :func:`register_dataset` gave.
-        element_spec: What elements are like; reading raises InvalidArgumentError at another one.
-            None asks the dispatcher, which knows if the dataset was given an id.
-        job_name: See there; jobs of the same name over different datasets are different.
-        consumer_index: See there.
-        num_consumers: See there.
-        max_outstanding_requests: See there.
-        data_transfer_protocol: See there.
-        cross_trainer_cache: See there.
-        target_workers: See there.
-        compression: See there.
-        delivery: See there.
-        deterministic: See there.
-        num_shards: See there.
-        start_timeout_s: See there.
+    ``dataset_id`` is the id that :func:`register_dataset` has returned. ``element_spec`` describes
+    the elements, and reading raises InvalidArgumentError at an element of another structure. None
+    asks the dispatcher, which knows it if the dataset was given an id. The other arguments are
+    those of :func:`distribute`. Jobs of the same name over different datasets are different jobs.
 
     Raises:
         NotFoundError: There is no dataset of this id.
         UnavailableError: There is no dispatcher.
         ValueError: An argument is wrong.
     """
-    policy = ShardingPolicy.of(processing_mode)
-    protocol, address = service_of(service)
-    check_transfer(data_transfer_protocol, protocol)
-    terms = terms_of(
-        policy,
+    options = JobOptions(
+        processing_mode,
+        service,
         job_name,
         consumer_index,
         num_consumers,
         max_outstanding_requests,
+        data_transfer_protocol,
+        compression,
         cross_trainer_cache,
         target_workers,
-        start_timeout_s,
         delivery,
         deterministic,
         num_shards,
-        compression,
+        start_timeout_s,
     )
     info = _with_dispatcher(
         service, lambda dispatcher: find_dataset(dispatcher, str(dataset_id), start_timeout_s)
     )
-    _check_endless(terms, info.cardinality, info.summary)
     spec = pickle.loads(info.spec) if info.spec else element_spec
-    node: Node = Registered(
-        str(dataset_id), info.summary, info.cardinality, info.source_length, spec
-    )
-    if policy is ShardingPolicy.DYNAMIC:
-        node.source_length()
+    node = Registered(str(dataset_id), info.summary, info.cardinality, info.source_length, spec)
+    _check_dataset(options, node, info.summary)
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
-    node = Distributed(node, protocol, address, name, terms)
-    return Dataset(node if element_spec is None else Promised(node, element_spec))
+    dataset = _distributed(node, options, name)
+    return dataset if element_spec is None else Dataset(Promised(dataset.node, element_spec))
 
 
 def distributed_save(
@@ -252,18 +228,18 @@ def distributed_save(
     dispatcher_address: str | tuple[str, str],
     compression: str | None = "AUTO",
 ) -> None:
-    """Local. Have the workers of a data service write a dataset to disk; does not wait for them.
+    """Have the workers of a data service write a dataset to disk, without a wait for them.
 
-    Each worker writes a stream of its own: every n-th element, where the dataset can be split, or
-    the whole. What a worker that is lost has written is kept, and another one goes on after it.
+    Each worker writes a stream of its own: a part of the source if the dataset can be split, else
+    one worker writes the whole. The chunks of a lost worker are kept, and another one continues.
     :meth:`Dataset.load` reads it, with ``wait=True`` also while it is being written.
 
     Args:
         dataset: A dataset that ends.
         path: A folder that the dispatcher and all workers see; missing or empty.
         dispatcher_address: The dispatcher, as ``service`` of :func:`distribute`.
-        compression: Of what is written: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra ``compress``),
-            None, or ``"AUTO"``, which does not.
+        compression: The codec of the files: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra
+            ``compress``), None, or ``"AUTO"``, which does not compress.
 
     Raises:
         AlreadyExistsError: There is a snapshot at the path, or something else.
@@ -300,14 +276,21 @@ def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], An
         return what(Caller(endpoint, address, "dispatcher", lambda: False))
 
 
-def _check_endless(terms: Terms, cardinality: int, summary: str) -> None:
+def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Dataset:
+    return Dataset(Distributed(node, options.protocol, options.address, job_name, options))
+
+
+def _check_dataset(options: JobOptions, node: Node, summary: str) -> None:
+    """Raise if a dataset cannot be split, or ends, and the options need another."""
+    if options.job.policy == pb.DYNAMIC:
+        node.source_length()
     reads = {
         pb.ROUNDS: "coordinated reads (num_consumers) need",
         pb.CACHED: "a cross_trainer_cache needs",
     }
-    what = reads.get(terms.job.reading)
-    if what is not None and cardinality >= 0 and cardinality != INFINITE_CARDINALITY:
+    read, count = reads.get(options.job.reading), node.cardinality()
+    if read is not None and count >= 0 and count != INFINITE_CARDINALITY:
         raise FailedPreconditionError(
-            f"{what} an infinite dataset, but {summary} has {cardinality} elements: call "
+            f"{read} an infinite dataset, but {summary} has {count} elements: call "
             "repeat() before distribute()"
         )

@@ -1,4 +1,4 @@
-"""What servers and ``distribute`` can be told."""
+"""Settings of the servers, and how datasets are divided between workers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mpidist.config import config
 
-# Sooner than for ranks that wait for each other: a trainer gives up after a minute without any
-# data worker, and is to be told before that why it stands still.
+# Shorter than for ranks that wait for each other: a trainer gives up after a minute without any
+# data worker, and the log must say before that why it waits.
 _STALL_S = 15.0
 
 
@@ -17,8 +17,8 @@ class ShardingPolicy(enum.IntEnum):
     """How the elements of a dataset are divided between data workers; TensorFlow's numbers.
 
     Attributes:
-        OFF: Every worker gives the whole dataset; also called ``"parallel_epochs"``.
-        DYNAMIC: Workers take parts of the source as they go, so that every element comes once;
+        OFF: Every worker evaluates the whole dataset; also called ``"parallel_epochs"``.
+        DYNAMIC: Workers take splits of the source as they go, so that every element comes once;
             also called ``"distributed_epoch"``.
         FILE: Of n workers, each takes every n-th file; all sources must be files.
         DATA: Each takes every n-th element of the whole dataset.
@@ -38,7 +38,7 @@ class ShardingPolicy(enum.IntEnum):
 
     @classmethod
     def of(cls, processing_mode: str | ShardingPolicy) -> ShardingPolicy:
-        """Local. The policy that a processing mode names.
+        """Return the policy that a processing mode names.
 
         Raises:
             ValueError: The mode is unknown.
@@ -64,25 +64,26 @@ class DispatcherConfig:
         port: Number of its endpoint; 0 takes a free one.
         protocol: As for :class:`DispatchServer`.
         work_dir: Folder of the journal; used with fault_tolerant_mode.
-        fault_tolerant_mode: Whether to write down whatever changes, so that a dispatcher that is
-            started again on the same port and folder goes on as if nothing had happened.
-        worker_addresses: Of all data workers, in the order of the parts that they take under the
-            static policies (FILE, DATA, FILE_OR_DATA, HINT): ``host:port``, or ``host`` or
-            ``host:%port%`` for any one worker of a host. None: there is no static sharding.
-        job_gc_check_interval_ms: How often to look for what is abandoned; None means 1,000.
-        job_gc_timeout_ms: After how long an iteration without consumers is forgotten; None means
+        fault_tolerant_mode: True keeps a journal of all changes. A dispatcher that is started
+            again on the same port and folder continues as if nothing had happened.
+        worker_addresses: Addresses of all data workers, in the order of the parts that they take
+            under the static policies (FILE, DATA, FILE_OR_DATA, HINT): ``host:port``, or ``host``
+            or ``host:%port%`` for any one worker of a host. None: there is no static sharding.
+        job_gc_check_interval_ms: Time between two checks for abandoned iterations and silent
+            workers and consumers; None means 1,000.
+        job_gc_timeout_ms: Time after which an iteration without consumers is forgotten; None means
             300,000; -1 never.
-        worker_timeout_ms: After how long a silent worker counts as lost; None means 60,000. More
+        worker_timeout_ms: Silence after which a worker counts as lost; None means 60,000. More
             than the workers' ``heartbeat_interval_ms``.
-        client_timeout_ms: After how long a silent consumer counts as gone; None means 300,000.
-            Consumers are heard of once a second, or four times within this time, but for a quarter
-            of a second on their side: less than 1,000 gives up healthy ones.
-        worker_max_concurrent_snapshots: How many parts of snapshots a worker writes at a time;
-            0 means 3.
+        client_timeout_ms: Silence after which a consumer counts as gone; None means 300,000. At
+            least 1,000: the dispatcher holds a heartbeat for at most a second or a quarter of this
+            time, and a consumer sends the next one up to 250 ms later.
+        worker_max_concurrent_snapshots: The number of parts of snapshots that a worker writes at
+            a time; 0 means 3.
 
     Raises:
-        ValueError: ``fault_tolerant_mode`` without ``work_dir``, a time that is no time, a number
-            that is none, or ``worker_addresses`` that are no addresses, or name one twice.
+        ValueError: ``fault_tolerant_mode`` without ``work_dir``, a wrong number, or
+            ``worker_addresses`` that are not addresses, or name one twice.
     """
 
     port: int = 0
@@ -103,7 +104,7 @@ class DispatcherConfig:
         if self.job_gc_timeout_ms != -1:
             _check_times(self, "job_gc_timeout_ms")
         snapshots = self.worker_max_concurrent_snapshots
-        check_whole("worker_max_concurrent_snapshots", snapshots, lowest=0)
+        check_int("worker_max_concurrent_snapshots", snapshots, lowest=0)
         if self.worker_addresses is not None:
             _check_addresses(self.worker_addresses)
 
@@ -114,23 +115,23 @@ class WorkerConfig:
 
     Attributes:
         dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``.
-        worker_address: What others shall call this worker, as ``host:port``; ``%port%`` stands
-            for the number of its endpoint. None takes the endpoint's own address.
+        worker_address: The address by which others reach this worker, as ``host:port``;
+            ``%port%`` stands for the number of its endpoint. None takes the endpoint's own address.
         port: Number of its endpoint; 0 takes a free one.
         protocol: As for :class:`WorkerServer`.
-        heartbeat_interval_ms: How often to tell the dispatcher; None means 1,000.
-        dispatcher_timeout_ms: How long to try to reach the dispatcher; None means 60,000.
+        heartbeat_interval_ms: Time between two heartbeats; None means 1,000.
+        dispatcher_timeout_ms: Time for which to try to reach the dispatcher; None means 60,000.
         worker_tags: ``"COLOCATED"``: only consumers on the worker's own host read from it, unless
             they ask for ANY.
-        cross_trainer_cache_size_bytes: How much is kept for trainers that share a cache, for each
-            iteration; None means 1 GiB.
+        cross_trainer_cache_size_bytes: Bytes of elements that are kept for trainers that share a
+            cache, for each iteration; None means 1 GiB.
         data_transfer_protocol: Elements travel as calls do: leave None.
         data_transfer_address: Elements come from the worker's own address, too: leave None, or
             give that, with ``%dts_port%`` for its port.
 
     Raises:
-        ValueError: The dispatcher's address is missing, a time is no time, a tag is empty, or
-            elements are to travel otherwise.
+        ValueError: The dispatcher's address is missing, a number is wrong, a tag is empty, or
+            elements are to travel by another protocol.
     """
 
     dispatcher_address: str | None
@@ -169,12 +170,12 @@ class WorkerConfig:
 
 
 def stall_s() -> float:
-    """Local. Seconds after which a wait for data is reported: 15, or MPIDIST_STALL_S if shorter."""
+    """Return the seconds after which a wait is reported: 15, or MPIDIST_STALL_S if shorter."""
     return min(_STALL_S, config.stall_s)
 
 
 def seconds_of(milliseconds: int | None, default_s: float) -> float:
-    """Local. A setting in seconds; -1 is infinite."""
+    """Return a setting in seconds; -1 is infinite."""
     if milliseconds is None:
         return default_s
     return float("inf") if milliseconds == -1 else milliseconds / 1000
@@ -193,7 +194,7 @@ def _are_texts(values: Sequence[str]) -> bool:
 
 
 def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
-    """Local. Elements travel as calls do; ValueError for another ``data_transfer_protocol``."""
+    """Raise ValueError for a ``data_transfer_protocol`` other than that of calls."""
     if protocol is not None and protocol not in (service_protocol, "grpc", "local"):
         raise ValueError(
             f"data_transfer_protocol={protocol!r} is not supported: elements use the protocol "
@@ -201,8 +202,8 @@ def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
         )
 
 
-def check_whole(name: str, value: int | None, lowest: int = 1) -> None:
-    """Local. ValueError if a value is neither None nor a whole number from ``lowest`` on."""
+def check_int(name: str, value: int | None, lowest: int = 1) -> None:
+    """Raise ValueError if a value is neither None nor a whole number from ``lowest`` on."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
@@ -212,4 +213,4 @@ def check_whole(name: str, value: int | None, lowest: int = 1) -> None:
 
 def _check_times(config: object, *names: str) -> None:
     for name in names:
-        check_whole(name, getattr(config, name))
+        check_int(name, getattr(config, name))

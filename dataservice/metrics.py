@@ -6,7 +6,7 @@ from mpidist import Server, TaskMetrics, task_metrics
 
 
 def own_metrics() -> TaskMetrics:
-    """Local. Those of the task whose Server has been started here, or of the process."""
+    """Return the numbers of the task whose Server runs here, or of the process."""
     server = Server.current()
     task = ("dataset", 0) if server is None else (server.job_name, server.task_index)
     return task_metrics(*task)

@@ -28,7 +28,7 @@ _TRACEBACK_S = 1.0
 
 
 class _Server(ABC):
-    """Life of a server: made, started, stopped."""
+    """Base of the servers: start, join and stop of an endpoint of their own."""
 
     def __init__(self, protocol: str | None, port: int, peer: str | None = None) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or port < 0:
@@ -45,11 +45,11 @@ class _Server(ABC):
 
     @property
     def stopped(self) -> bool:
-        """Whether the server was stopped, or has failed; :meth:`join` raises the reason then."""
+        """True if the server was stopped, or has failed; :meth:`join` raises the reason then."""
         return self._stopped.is_set()
 
     def start(self) -> None:
-        """Local. Start the server; nothing if it runs.
+        """Start the server; nothing if it runs.
 
         Raises:
             FailedPreconditionError: It has been stopped.
@@ -74,7 +74,7 @@ class _Server(ABC):
         atexit.register(self.stop)
 
     def join(self) -> None:
-        """Local. Block until the server has been stopped.
+        """Block until the server has been stopped.
 
         Raises:
             FailedPreconditionError: It was never started.
@@ -119,7 +119,7 @@ class _Server(ABC):
 
     def _open(self) -> Endpoint:
         protocol = self._protocol
-        # Who names a port in a plain process is to be found there by others.
+        # A server of a plain process that is given a port is for other processes.
         if (protocol, self._peer) == (None, None) and self._port and not launched():
             protocol = "tcp"
         try:
@@ -190,7 +190,7 @@ class DispatchServer(_Server):
 
     @property
     def target(self) -> str:
-        """Local. ``protocol://host:port``; what follows ``://`` serves as dispatcher_address.
+        """``protocol://host:port``; the part after ``://`` serves as dispatcher_address.
 
         Raises:
             FailedPreconditionError: The server does not run.
@@ -216,23 +216,23 @@ class DispatchServer(_Server):
 
 
 class WorkerServer(_Server):
-    """Makes elements for the consumers of a data service.
+    """Evaluates datasets for the consumers of a data service.
 
     Args:
         port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
         dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``. After
             a config, this place is that of ``start``.
-        worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its
-            port. None takes the endpoint's address.
+        worker_address: The address by which others reach it, as ``host:port``; ``%port%`` stands
+            for its port. None takes the endpoint's address.
         protocol: As for :class:`DispatchServer`; None takes that of the dispatcher: in a plain
             process tcp, unless the dispatcher is in this process, over inproc.
-        start: Whether to start it at once; that waits until the dispatcher knows it.
+        start: Whether to start it at once; that waits until it is registered.
         config: In place of port, addresses and protocol, which must be left out then.
 
     Raises:
         AlreadyExistsError: The port is in use, or belongs to another rank.
         UnavailableError: No dispatcher answers in time.
-        ValueError: The dispatcher's address is missing or is none, the port negative, the protocol
+        ValueError: The dispatcher's address is missing or wrong, the port negative, the protocol
             unknown, or one of them is given beside a config.
     """
 

@@ -1,12 +1,12 @@
-"""What a data service is doing, for people and programs that scale it."""
+"""The status of a data service, for people and programs that scale it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from dataservice.arguments import service_of
 from dataservice.calls import Caller
+from dataservice.options import service_of
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import open_endpoint
 
@@ -16,12 +16,12 @@ class WorkerStatus:
     """A data worker.
 
     Attributes:
-        address: Where it is.
-        silent_s: Seconds since it was last heard of.
-        tasks: How many it runs.
-        elements: Made so far, by the tasks that it runs.
+        address: Its address.
+        silent_s: Seconds since its last message.
+        tasks: The number of its tasks.
+        elements: Elements that these tasks have made so far.
         rate: Elements a second that it makes when consumers do not hold it up; 0 if not known.
-        busy: Part of the time in which it was not held up.
+        busy: Part of the time in which it was not held up, from 0 to 1.
         stages: Part of the time spent in each transformation, by name, from the source on.
     """
 
@@ -39,12 +39,12 @@ class ConsumerStatus:
     """A consumer's iterator.
 
     Attributes:
-        process: Where it lives.
-        index: Which of the job's consumers it is, where they are told apart.
-        silent_s: Seconds since it was last heard of.
-        elements: Used so far.
+        process: Its process.
+        index: Its consumer index, if the consumers of the job have one; otherwise 0.
+        silent_s: Seconds since its last message.
+        elements: Elements that it has used so far.
         rate: Elements a second that it uses when it does not wait for them; 0 if not known.
-        stalled: Part of the time in which it waited for elements.
+        stalled: Part of the time in which it waited for elements, from 0 to 1.
     """
 
     process: str
@@ -60,13 +60,13 @@ class JobStatus:
     """An iteration of a job.
 
     Attributes:
-        name: Of the job; empty for one of a consumer's own.
-        dataset: Its description.
-        repetition: Which iteration it is.
-        parts: In how many parts it is evaluated.
-        finished: How many of them are at their end.
-        waiting: How many of them have no worker.
-        consumers: Who reads it.
+        name: The name of the job; empty for a job of one consumer's own.
+        dataset: The description of its dataset.
+        repetition: The number of the iteration within the job.
+        parts: The number of its parts.
+        finished: The number of parts that have ended.
+        waiting: The number of parts that have no worker.
+        consumers: Its consumers.
     """
 
     name: str
@@ -91,10 +91,11 @@ class ServiceStatus:
     jobs: tuple[JobStatus, ...]
 
     def scaling_hint(self) -> int | None:
-        """Local. How many workers like these would keep the consumers from waiting.
+        """Return the number of workers like these that would keep consumers from waiting.
 
-        The sum of the rates at which consumers could use elements, by the mean of those at which
-        workers could make them: tf.data service's estimate (arXiv:2210.14826), without its bounds.
+        It is the sum of the rates at which consumers could use elements, divided by the mean of
+        the rates at which workers could make them: tf.data service's estimate (arXiv:2210.14826),
+        without its bounds.
 
         Returns:
             At least 1; None as long as too little is known.
@@ -107,15 +108,15 @@ class ServiceStatus:
 
 
 def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -> ServiceStatus:
-    """Local. Ask a dispatcher what its service is doing.
+    """Ask a dispatcher for the status of its service.
 
     Args:
         service: As for :func:`distribute`.
-        timeout_s: For how many seconds to try.
+        timeout_s: Seconds for which to try to reach the dispatcher.
 
     Raises:
         UnavailableError: There is no dispatcher.
-        ValueError: The service is no address.
+        ValueError: The service is not an address.
     """
     protocol, address = service_of(service)
     with open_endpoint(protocol, peer=address) as endpoint:

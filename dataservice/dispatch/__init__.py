@@ -1,1 +1,1 @@
-"""The dispatcher: what is known of datasets, jobs, workers and consumers, and who does what."""
+"""The dispatcher: the registry of datasets, jobs, workers and consumers, and its service."""

@@ -1,4 +1,4 @@
-"""When the dispatcher answers: not before what it says is durable, nor without need."""
+"""When the dispatcher answers: after its changes are durable, and heartbeats when needed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from google.protobuf.message import Message
 
-from dataservice.dispatch.endings import decide, is_asked_for
+from dataservice.dispatch.end_of_epoch import dismiss_if_done, is_asked_for
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Client, Key, Outcome
+from dataservice.dispatch.records import Client, Key, Outcome, Record
 from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.responses import iteration_response
 from dataservice.dispatch.stored import record_of
-from dataservice.dispatch.told import told_client
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist import LATER, Endpoint, Reply, Request
@@ -23,20 +22,27 @@ from mpidist.errors import DistNetworkError, ResourceExhaustedError
 
 logger = logging.getLogger(__name__)
 
-# A consumer that knows everything is answered after so long, if nothing happens before, but often
-# enough to be heard of in the time after which a silent one counts as gone.
+# The longest time for which a heartbeat is held without news. It must stay well below the time
+# after which a silent consumer counts as gone.
 _LONGEST_HOLD_S = 1.0
 _HOLDS_PER_TIMEOUT = 4
-# A disk that is full often has room again soon, when something has been cleaned up. Nobody is told
-# before so long: less than the minute for which consumers and workers wait for a dispatcher that
-# is gone, and than the 12 s after which consumers doubt a worker that waits for an answer.
+# A full disk often has room again soon, when something has been cleaned up, so requests fail only
+# after this time. It is less than the minute for which consumers and workers wait for a dispatcher
+# that is gone, and than the 12 s after which consumers doubt a worker that waits for an answer.
 _PATIENCE_S = 10.0
 _RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
 class _Parked:
-    """Attributes: a heartbeat, whose it is, the version that it knows, and when it came."""
+    """A heartbeat that waits for news.
+
+    Attributes:
+        request: The heartbeat.
+        client_id: Its sender.
+        version: The version of the iteration that the sender knows.
+        since: The time at which it came.
+    """
 
     request: Request
     client_id: int
@@ -45,14 +51,14 @@ class _Parked:
 
 
 class Answers:
-    """Answers leave at once, or with the journal's next transaction, if there is a journal.
+    """Sends answers at once, or with the journal's next commit if there is a journal.
 
     Args:
-        endpoint: Workers are told from here.
-        registry: What is answered from.
-        parcels: The datasets themselves, by id; those that are forgotten are taken out.
-        journal: Where changes are written; None for nowhere.
-        lock: Held by whoever calls :meth:`settle` or :meth:`park`.
+        endpoint: Sends notices to workers.
+        registry: The dispatcher's state.
+        parcels: The pickled datasets, by id. Those that are forgotten are taken out.
+        journal: Takes the changes; None keeps none.
+        lock: Held by the callers of :meth:`release` and :meth:`park`.
     """
 
     def __init__(
@@ -79,66 +85,63 @@ class Answers:
 
     @property
     def holds(self) -> bool:
-        """Local. Whether all answers wait for room on the disk; for the thread that writes."""
+        """True if all answers wait for room on the disk; for the thread that writes."""
         return self._holds
 
     def wait(self, limit_s: float) -> None:
-        """Local. Wait until there is something to write, or for so many seconds."""
+        """Wait until there are changes to write, for at most ``limit_s``."""
         self._news.wait(limit_s)
         self._news.clear()
 
     def wake(self) -> None:
-        """Local. End a wait."""
+        """End a wait."""
         self._news.set()
 
     def park(self, request: Request, client: Client, now: float) -> None:
-        """Local. Answer a heartbeat when there is something new for its client."""
+        """Keep a heartbeat until there is something new for its client."""
         self._parked.append(_Parked(request, client.id, client.iteration.version, now))
 
-    def settle(self, request: Request | None, reply: Reply, now: float | None = None) -> Reply:
-        """Local. Take note of what has changed.
+    def release(self, request: Request | None, reply: Reply, now: float | None = None) -> Reply:
+        """Take the registry's changes, and say when the answer to a request may leave.
 
         Args:
-            request: What brought it; None for time.
+            request: The request that has made the changes; None if time has.
             reply: The answer.
-            now: The time; None if it brings nothing.
+            now: The time; None if no time has passed.
 
         Returns:
-            The answer, or LATER if it leaves with the journal's next transaction.
+            The answer, or LATER if it leaves with the journal's next commit.
         """
         outcome = self._registry.take_outcome()
         for (kind, key), value in outcome.changed.items():
             if kind == "dataset" and value is None:
                 self._parcels.pop(key, None)
-        self._outcome.changed.update(outcome.changed)
-        self._outcome.removals += outcome.removals
-        self._outcome.departures += outcome.departures
-        self._outcome.losses += outcome.losses
+        self._outcome.add(outcome)
         self._answer_parked(now)
         if self._journal is None:
             self._outcome.changed.clear()
             self._carry_out()
             return reply
-        if request is None:  # who looks after time writes next
+        if request is None:  # the thread that checks timeouts writes next
             return reply
         self._news.set()
-        # What it says may rest on what is just being written, or could not be.
+        # The answer may rest on changes that are being written, or could not be.
         if reply is LATER or not (self._outcome.changed or self._unwritten or self._writing):
             return reply
         self._unwritten.append((request, reply))
         return LATER
 
     def write(self, now: float) -> None:
-        """Local. Make all that has changed durable, in one transaction, then answer.
+        """Make all changes durable, in one commit, then answer.
 
-        While the disk is full, nothing is done but to try again in a later call.
+        If the disk is full, a later call tries again.
 
         Args:
             now: The time.
         """
         if self._journal is None or now < self._next_try:
             return
-        changed: dict[Key, Any] = {}
+        changed: dict[Key, Record | None] = {}
         unwritten: list[tuple[Request, Reply]] = []
         try:
             with self._lock:
@@ -159,7 +162,6 @@ class Answers:
                 if self._holds:
                     self._unwritten = unwritten + self._unwritten
                     return
-            # Whatever it is, those who wait for their answers are told.
             logger.exception("the dispatcher's journal cannot be written")
             for request, _ in unwritten:
                 request.fail(error)
@@ -172,7 +174,7 @@ class Answers:
             self._carry_out()
 
     def tell(self, worker: str, method: str, body: Message) -> None:
-        """Local. Tell a worker something, if it is there."""
+        """Send a notice to a worker, if it is there."""
         try:
             self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
         except DistNetworkError:
@@ -181,7 +183,7 @@ class Answers:
     # Inside
 
     def _waits_for_room(self, error: Exception, now: float) -> bool:
-        """Whether to try again before anybody is told of an error."""
+        """Return whether to try again before requests fail with an error."""
         if not isinstance(error, ResourceExhaustedError):
             return False
         self._next_try = now + _RETRY_S
@@ -199,7 +201,7 @@ class Answers:
         return min(_LONGEST_HOLD_S, self._registry.timeouts.client_s / _HOLDS_PER_TIMEOUT)
 
     def _answer_parked(self, now: float | None) -> None:
-        """Answer heartbeats of consumers for which there is something new, or that wait long."""
+        """Answer heartbeats for which there is something new, or that wait long."""
         parked, self._parked = self._parked, []
         for entry in parked:
             client = self._registry.clients.get(entry.client_id)
@@ -208,26 +210,26 @@ class Answers:
                 continue
             waited_long = now is not None and now - entry.since >= self._longest_hold_s
             news = client.iteration.version != entry.version or waited_long
-            if not (decide(client) or news or is_asked_for(client)):
+            if not (dismiss_if_done(client) or news or is_asked_for(client)):
                 self._parked.append(entry)
                 continue
-            reply = Reply(told_client(client).SerializeToString())
+            reply = Reply(iteration_response(client).SerializeToString())
             if self._journal is None:
                 entry.request.reply(reply.body)
             else:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Tell workers what they shall forget, and the log who is lost."""
-        losses, self._outcome.losses = self._outcome.losses, []
-        for loss in losses:
+        """Notify workers of tasks and clients to forget, and log losses."""
+        outcome = self._outcome.take()
+        # Changes that came during the commit are for the next one.
+        self._outcome.changed = outcome.changed
+        for loss in outcome.losses:
             logger.warning("%s", loss)
-        removals, self._outcome.removals = self._outcome.removals, []
-        departures, self._outcome.departures = self._outcome.departures, []
-        for removal in removals:
+        for removal in outcome.removals:
             removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
             self.tell(removal.worker, "RemoveTasks", removed)
-        for departure in departures:
+        for departure in outcome.departures:
             left = pb.ReleaseClientRequest(
                 client_id=departure.client_id, task_id=departure.task_id, used=departure.used
             )

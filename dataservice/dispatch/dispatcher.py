@@ -15,45 +15,57 @@ from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
-from dataservice.dispatch.endings import decide, lease_s
+from dataservice.dispatch.end_of_epoch import dismiss_if_done, lease_s
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Timeouts
+from dataservice.dispatch.records import Iteration, Timeouts
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.saves import begin_save, end_save
+from dataservice.dispatch.responses import (
+    iteration_response,
+    state_response,
+    status_response,
+    task_response,
+)
 from dataservice.dispatch.stored import restore
-from dataservice.dispatch.told import told_client, told_state, told_status, told_task
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
-from mpidist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from mpidist.errors import (
+    DataLossError,
+    Error,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    from_code,
+)
 
 logger = logging.getLogger(__name__)
 
-# One sequence for all dispatchers of the process: one may start at the address of another, whose
-# workers and consumers are still there, and what they hold must mean nothing to it. It begins
-# anywhere, for the dispatchers of other processes.
+# One sequence for all dispatchers of the process. A dispatcher may start at the address of another,
+# and must not know the ids of the workers and consumers that are still there. The sequence begins
+# at a random number, because those may be of another process.
 _IDS = itertools.count(1 + secrets.randbits(31))
 _TICK_S = 0.25
-# How long close() waits for what is being written.
+# How long close() waits for a commit.
 _CLOSE_S = 30.0
-# A worker that a consumer cannot reach is lost if it has been silent for so many seconds, too.
+# A worker that a consumer cannot reach is lost if it has been silent for these seconds, too.
 _SILENT_S = 2.5
-# What the record of a dataset may have beside the dataset.
+# Room in the record of a dataset for more than the dataset.
 _FRAMING_BYTES = 1 << 20
-# Parts of snapshots that a worker writes at a time, as TensorFlow has it.
+# Parts of snapshots that a worker writes at a time, as in TensorFlow.
 _SAVES = 3
 
 Handler = Callable[["Dispatcher", Request], Reply]
 
 
 def _handler(method: Handler) -> Callable[[Dispatcher, Request], Reply]:
-    """A method that changes the registry: the answer leaves when the change is durable."""
+    """Wrap a method that changes the registry: its answer leaves when the change is durable."""
 
     @wraps(method)
     def handle(self: Dispatcher, request: Request) -> Reply:
         with self._lock:
             reply = method(self, request)
-            return self._answers.settle(request, reply)
+            return self._answers.release(request, reply)
 
     return handle
 
@@ -62,12 +74,12 @@ class Dispatcher:
     """Serves ``dispatcher/...`` at an endpoint, on the endpoint's serving thread, until it closes.
 
     Args:
-        endpoint: Open; somebody else runs its serving loop.
-        config: Its times, and where its journal is.
+        endpoint: An open endpoint. The caller runs its serving loop.
+        config: Its timeouts, and the folder of its journal.
         failed: Called with the error of a bug that ends the dispatcher, on the dispatcher's thread.
 
     Raises:
-        DataLossError: The journal is damaged, or lacks the last commits.
+        DataLossError: The journal is damaged.
         FailedPreconditionError: Another dispatcher uses it.
     """
 
@@ -120,12 +132,12 @@ class Dispatcher:
         self._workers_of: dict[str, set[int]] = {}  # by the process that speaks for them
         endpoint.on_peer_lost(self._lose)
         self._thread = threading.Thread(
-            target=self._live, name="dataservice-dispatcher", daemon=True
+            target=self._run, name="dataservice-dispatcher", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Local. Stop; the endpoint is closed next. Idempotent."""
+        """Stop; the endpoint is closed next. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -150,15 +162,15 @@ class Dispatcher:
 
     @_handler
     def GetOrRegisterDataset(self, request: Request) -> Reply:
-        """Local. Answer with the id of a dataset; 0 if its pickle is needed first."""
+        """Answer with the id of a dataset; 0 if its pickle is needed first."""
         body = pb.RegisterDatasetRequest.FromString(request.body)
-        dataset = self._registry.find_dataset(body)
+        dataset = self._registry.datasets.find(body)
         if dataset is None and body.pickle:
             if self._journal is not None:
-                # One that could not be written would keep all that comes after it from being.
+                # A record that cannot be written would block all later commits.
                 nbytes = body.ByteSize() + sum(buffer.nbytes for buffer in request.buffers)
                 self._journal.check_size(body.summary, nbytes + _FRAMING_BYTES)
-            dataset = self._registry.register_dataset(body)
+            dataset = self._registry.datasets.register(body)
             # Over inproc the arrays are the sender's own.
             self._parcels[dataset.id] = Parcel(body.pickle, request.buffers)
         if dataset is None:
@@ -166,7 +178,7 @@ class Dispatcher:
         return _reply(pb.RegisterDatasetReply(dataset_id=dataset.id, name=dataset.name))
 
     def GetDataset(self, request: Request) -> Reply:
-        """Local. Answer with a dataset."""
+        """Answer with a dataset."""
         dataset_id = pb.GetDatasetRequest.FromString(request.body).dataset_id
         parcel = self._parcels.get(dataset_id)
         if parcel is None:
@@ -174,10 +186,10 @@ class Dispatcher:
         return _reply(pb.Dataset(pickle=parcel.pickle), parcel.buffers)
 
     def GetDatasetInfo(self, request: Request) -> Reply:
-        """Local. Answer with what is known of a dataset."""
+        """Answer with the description of a dataset."""
         name = pb.DatasetInfoRequest.FromString(request.body).name
         with self._lock:
-            dataset = self._registry.dataset_named(name)
+            dataset = self._registry.datasets.named(name)
         known = dataset.request
         return _reply(
             pb.DatasetInfo(
@@ -191,39 +203,52 @@ class Dispatcher:
 
     @_handler
     def GetOrCreateIteration(self, request: Request) -> Reply:
-        """Local. Make the caller a client of an iteration."""
+        """Make the caller a client of an iteration."""
         body = pb.IterationRequest.FromString(request.body)
         client = self._registry.join(body, secrets.randbits(63), time.monotonic())
         client.peer = request.process
         lease = lease_s(self._registry.timeouts)
-        reply = pb.IterationReply(client_id=client.id, state=told_client(client), lease_s=lease)
+        reply = pb.IterationReply(
+            client_id=client.id, state=iteration_response(client), lease_s=lease
+        )
         if client.iteration.begin is not None:
             reply.begin.CopyFrom(client.iteration.begin)
         return _reply(reply)
 
     @_handler
     def SaveDataset(self, request: Request) -> Reply:
-        """Local. Have workers save a dataset."""
-        begin_save(self._registry, pb.SaveRequest.FromString(request.body))
+        """Have workers save a dataset."""
+        body = pb.SaveRequest.FromString(request.body)
+        dataset = self._registry.datasets.get(body.dataset_id).request
+        streams = len(self._registry.workers)
+        if not streams:
+            raise FailedPreconditionError(
+                "no data worker has registered at this dispatcher, and each worker writes a "
+                "stream: start the workers before distributed_save()"
+            )
+        if dataset.source_length < 0:
+            streams = 1  # its parts depend on each other
+        metadata.create(body.path, streams, dataset.summary, body.spec, body.compression or None)
+        self._registry.save(body.dataset_id, body.path, streams, secrets.randbits(63))
         return Reply()
 
     @_handler
     def GetState(self, request: Request) -> Reply:
-        """Local. Complete the state of a client's iteration."""
+        """Complete the state of a client's iteration."""
         body = pb.StateRequest.FromString(request.body)
         client = self._registry.heartbeat_client(
             pb.ClientRequest(client_id=body.client_id), time.monotonic()
         )
-        return _reply(told_state(client.iteration, body.parts))
+        return _reply(state_response(client.iteration, body.parts))
 
     def GetStatus(self, request: Request) -> Reply:
-        """Local. Answer with what the service is doing."""
+        """Answer with the status of the service."""
         with self._lock:
-            return _reply(told_status(self._registry, time.monotonic()))
+            return _reply(status_response(self._registry, time.monotonic()))
 
     @_handler
     def ClientHeartbeat(self, request: Request) -> Reply:
-        """Local. Answer with the tasks of a client's iteration, when there is anything new."""
+        """Answer with the tasks of a client's iteration, when there is anything new."""
         body = pb.ClientRequest.FromString(request.body)
         now = time.monotonic()
         client = self._registry.heartbeat_client(body, now)
@@ -231,21 +256,21 @@ class Dispatcher:
             self._registry.report_unreachable(task_id, now, _SILENT_S)
         client.peer = request.process
         news = body.version != client.iteration.version or body.settled
-        if not (decide(client) or news):
+        if not (dismiss_if_done(client) or news):
             self._answers.park(request, client, now)
             return LATER
-        return _reply(told_client(client))
+        return _reply(iteration_response(client))
 
     @_handler
     def ReleaseClient(self, request: Request) -> Reply:
-        """Local. A client leaves its iteration."""
+        """Remove a client from its iteration."""
         body = pb.ClientRequest.FromString(request.body)
         self._registry.release_client(body, time.monotonic())
         return Reply()
 
     @_handler
     def RegisterWorker(self, request: Request) -> Reply:
-        """Local. Add a worker."""
+        """Add a worker."""
         body = pb.RegisterWorkerRequest.FromString(request.body)
         try:
             Address.of(body.address)  # consumers are told it as it is
@@ -260,7 +285,7 @@ class Dispatcher:
 
     @_handler
     def WorkerHeartbeat(self, request: Request) -> Reply:
-        """Local. Answer with the tasks that a worker shall forget."""
+        """Answer with the tasks that a worker shall forget."""
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
         # It may have registered before this dispatcher was started again.
@@ -271,38 +296,38 @@ class Dispatcher:
 
     @_handler
     def UnregisterWorker(self, request: Request) -> Reply:
-        """Local. A worker leaves."""
+        """Remove a worker."""
         self._registry.unregister_worker(pb.WorkerRequest.FromString(request.body).worker_id)
         return Reply()
 
     @_handler
     def GetTask(self, request: Request) -> Reply:
-        """Local. A worker begins a task; answer with what it is."""
+        """Start a task for a worker; answer with its description."""
         task = self._registry.start_task(pb.TaskRequest.FromString(request.body).task_id)
-        return _reply(told_task(task))
+        return _reply(task_response(task))
 
     @_handler
     def GetSplit(self, request: Request) -> Reply:
-        """Answer with source indices from a position of a part on."""
+        """Answer with source indices; none if the pass has been given out."""
         body = pb.GetSplitRequest.FromString(request.body)
         split = self._registry.next_split(body.task_id, body.position)
         return _reply(pb.Split(start=split.start, stop=split.stop))
 
     @_handler
     def FinishTask(self, request: Request) -> Reply:
-        """Local. A worker knows how many elements a part has."""
+        """Take the number of elements of a part."""
         self._finish(pb.WorkerRequest.FromString(request.body))
         return Reply()
 
     # Inside
 
     def _lose(self, process: str) -> None:
-        """A process is gone; if workers were in it, others get their parts now."""
+        """Lease the parts of the workers of a process that is gone to others."""
         with self._lock:
             self._registry.lose_clients(process)
             for worker_id in self._workers_of.pop(process, set()):
                 self._registry.lose_worker(worker_id, "its connection broke")
-            self._answers.settle(None, LATER)
+            self._answers.release(None, LATER)
 
     def _finish(self, body: pb.WorkerRequest) -> None:
         for progress in body.progress:
@@ -313,31 +338,31 @@ class Dispatcher:
                     progress.task_id, progress.total, used_up=progress.used_up
                 )
 
-    def _live(self) -> None:
-        """Look after time, and write the journal. A bug ends the dispatcher."""
+    def _run(self) -> None:
+        """Check timeouts and write the journal until close(). A bug ends the dispatcher."""
         try:
-            self._look_after()
+            self._run_until_closed()
         except BaseException as error:
             self._failed(error)
             raise  # in a job, an uncaught error ends all ranks, and says why
 
-    def _look_after(self) -> None:
+    def _run_until_closed(self) -> None:
         while not self._closed:
             self._answers.wait(_TICK_S)
             with self._lock:
                 now = time.monotonic()
-                self._look_at_time(now)
+                self._check_timeouts(now)
                 saves = self._registry.ended_saves()
             for iteration in saves:
-                end_save(iteration)
+                _write_end(iteration)
             with self._lock:
                 for iteration in saves:
                     self._registry.end_save(iteration)
-                self._answers.settle(None, LATER, now)
+                self._answers.release(None, LATER, now)
             self._answers.write(now)
 
-    def _look_at_time(self, now: float) -> None:
-        """Give up on those who are silent, unless it is we who let them wait."""
+    def _check_timeouts(self, now: float) -> None:
+        """Give up silent workers and clients, unless this dispatcher lets them wait."""
         if self._answers.holds:
             self._registry.hear_all(now)
         elif now >= self._next_check:
@@ -368,6 +393,21 @@ def _take_up(
             raise journal.damaged(str(error)) from error
         undo.pop_all()
     return journal, parcels
+
+
+def _write_end(save: Iteration) -> None:
+    """Write the end of a save into its snapshot. If this process dies, the next one does it."""
+    path, (code, message) = save.job.terms.path, save.failure
+    try:
+        if code:
+            metadata.fail(path, from_code(code, message))
+        else:
+            metadata.finish(path)
+    except (Error, OSError) as error:
+        logger.exception("the snapshot %s cannot be completed", path)
+        # If not even that can be written, consumers that wait for it report that they do.
+        with contextlib.suppress(Error, OSError):
+            metadata.fail(path, error)
 
 
 def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:

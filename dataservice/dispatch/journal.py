@@ -1,75 +1,91 @@
-"""What a dispatcher must not forget when it ends, in a file."""
+"""The dispatcher's journal: its whole state in one file, which each commit replaces by a rename.
+
+::
+
+    state        header, then a JournalState message with all records
+    file-<n>     the value of a large record, to which the state refers by its number
+    lock         locked by the dispatcher that uses the journal, and naming it
+
+A rename replaces the state as a whole, so there is never a part of a commit, and one checksum
+covers everything. A commit costs as much as writing all small records: 0.5 to 2 ms for 16 tasks,
+5 ms for 10,000 tasks, 20 to 40 ms if each of those has a checkpoint of 1,000 bytes (median, two
+slow cores, a virtual disk). A restart with 10,000 tasks takes 0.4 s.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import errno
+import fcntl
+import io
 import os
-import sqlite3
+import re
+import socket
 import struct
 import weakref
 import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from dataservice.dispatch.journal_errors import damaged, explained
-from dataservice.dispatch.journal_files import (
-    COMMITS,
-    Commits,
-    Places,
-    begin_commits,
-    lock,
-)
-from dataservice.files import put_in_place
-from mpidist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from google.protobuf.message import DecodeError
 
-_NAME = "journal.sqlite"
-_LOG = f"{_NAME}-wal"
-# In the file's header: whose it is, and what is in it.
-_APPLICATION = 0x6D706464
-_FORMAT = 2
-_MAKE = (
-    "PRAGMA journal_mode = MEMORY",  # the file is nobody's yet
-    "PRAGMA auto_vacuum = FULL",  # the file shrinks with what it holds
-    # The checks are made at each start, too.
-    "CREATE TABLE records (kind TEXT CHECK (typeof(kind) = 'text'), "
-    "key INTEGER CHECK (typeof(key) = 'integer'), value BLOB CHECK (typeof(value) = 'blob'), "
-    "checksum INTEGER CHECK (typeof(checksum) = 'integer'), PRIMARY KEY (kind, key)) WITHOUT ROWID",
-    f"PRAGMA application_id = {_APPLICATION}",
-    f"PRAGMA user_version = {_FORMAT}",
+from dataservice.dispatch.records import Key
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import (
+    DataLossError,
+    Error,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
 )
-_READ = "SELECT kind, key, value, checksum FROM records"
-_PUT = "INSERT OR REPLACE INTO records (kind, key, value, checksum) VALUES (?, ?, ?, ?)"
-_REMOVE = "DELETE FROM records WHERE kind = ? AND key = ?"
-_READ_CHECKSUM = "SELECT checksum FROM records WHERE kind = ? AND key = ?"
-_READ_ONE = "SELECT value, checksum FROM records WHERE kind = ? AND key = ?"
-# What each commit leaves of itself: how many there have been, and the sum of the checksums of all
-# other records. Without its log, a file may have some pages of the last commit and some of earlier
-# ones. A row like others, so that it seldom takes a page more; the dispatcher has no such kind.
-_LAST = ("commit", 0)
-_LAST_VALUE = struct.Struct("<QQ")
-_SUM_END = 1 << 64
-_SMALLEST_BYTES = 512  # SQLite's smallest page
-# What a transaction of unusual size has made of the write-ahead log is given back down to this.
-_LARGEST_LOG_BYTES = 4 << 20
-# SQLite's limit of a row, less some room for the rest of the row.
-_LARGEST_RECORD_BYTES = 10**9 - 10**4
+
+_STATE = "state"
+_NEW_STATE = "state.new"
+_LOCK = "lock"
+_FORMAT = 3
+# The magic number, the format, the length and the CRC-32 of the message that follows.
+_HEADER = struct.Struct("<8sIQI")
+_MAGIC = b"mpidispt"
+# Larger values have files of their own, so that commits do not write them again and again.
+_LARGEST_INLINE_BYTES = 64 << 10
+# Protobuf's limit of a message is 2 GiB.
+_LARGEST_RECORD_BYTES = 10**9
+
+_KINDS: dict[int | None, type[OpError]] = {
+    errno.ENOSPC: ResourceExhaustedError,
+    errno.EDQUOT: ResourceExhaustedError,
+    errno.EFBIG: ResourceExhaustedError,
+    errno.EACCES: PermissionDeniedError,
+    errno.EPERM: PermissionDeniedError,
+    errno.EROFS: PermissionDeniedError,
+    errno.EIO: DataLossError,
+}
+_REMEDIES: dict[type[OpError], str] = {
+    ResourceExhaustedError: "the disk or a quota is full, or a file has reached its limit "
+    "(ulimit -f); make room and try again",
+    DataLossError: "the journal is damaged; put a copy of the directory in its place, or move it "
+    "away and start without what it held",
+    PermissionDeniedError: "let this user read and write the directory and what is in it, or give "
+    "another directory",
+    FailedPreconditionError: "give a directory that this user can make, read and write, on a file "
+    "system with locks",
+}
 
 
 class Journal:
-    """Records that outlive the process, and the computer's loss of power.
+    """Records that outlive the process, and a loss of power.
 
-    It holds the present state, not its history: a row for each record that there is. A commit is
-    there as a whole or not at all, whenever the process is killed. One dispatcher at a time has a
-    journal, and one thread at a time uses it, any thread; a fork of the process has it closed.
+    One dispatcher at a time has a journal, and one thread at a time uses it, any thread. In a
+    fork of the process it is closed.
 
     Args:
-        directory: Where it is, for nothing else; made if it does not exist, for this user alone.
+        directory: The folder, for nothing else. A missing one is made for this user alone.
 
     Raises:
-        AbortedError: Another program is busy with the file.
-        DataLossError: The journal is damaged, or lacks the last commits.
-        FailedPreconditionError: Another dispatcher has it, it was written by another version, or
+        DataLossError: The journal is damaged, or its state is missing.
+        FailedPreconditionError: Another dispatcher has the journal, another version wrote it, or
             the directory cannot be one.
         PermissionDeniedError: This user may not write there.
         ResourceExhaustedError: The disk is full.
@@ -77,23 +93,44 @@ class Journal:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory).absolute()
-        with explained(self._directory), ExitStack() as undo:
+        # The encoded JournalState of each record alone. Joined, they are one of all records.
+        self._records: dict[Key, bytes] = {}
+        self._files: dict[Key, int] = {}
+        with self._explained(), contextlib.ExitStack() as undo:
             self._directory.mkdir(0o700, parents=True, exist_ok=True)
-            # Closed when the journal is, and in forks.
-            self._lock = undo.enter_context(lock(self._directory))
-            self._connection = undo.enter_context(closing(_open(self._directory)))
-            self._commits = undo.enter_context(closing(Commits(self._directory)))
-            self._number, self._sum = _last(self._connection, self._directory)
-            self._commits.check(self._number)
-            self._places = Places(self._directory, self._lock, (_NAME,), (_LOG, COMMITS))
+            # Files are opened from here, so that nothing is written into the folder of another
+            # dispatcher if this one is moved away.
+            self._folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            undo.callback(os.close, self._folder)
+            self._lock = undo.enter_context(self._take_lock())
+            self._identities = {_LOCK: _identity(os.fstat(self._lock.fileno()))}
+            holder = f"process {os.getpid()} on host {socket.gethostname()}".encode()
+            if not _exists(self._directory / _STATE):
+                if self._lock.read(1):
+                    raise self.damaged(
+                        f"{_STATE} is missing: it was removed, or mpidist 0.1 wrote the journal"
+                    )
+                self._replace_state({})
+                os.fsync(self._folder)
+            for record in self._read_state():
+                self._records[record.kind, record.key] = _encoded(record)
+                if record.file:
+                    self._files[record.kind, record.key] = record.file
+            self._identities[_STATE] = _identity(os.stat(self._directory / _STATE))
+            self._last_file = max(self._files.values(), default=0)
+            self._remove(self._abandoned())
+            # Last, because a lock with a holder tells later starts that there was a state. It is
+            # never empty again.
+            os.pwrite(self._lock.fileno(), holder, 0)
+            os.truncate(self._lock.fileno(), len(holder))
             undo.pop_all()
         _OPEN.add(self)
 
     def load(self) -> Mapping[str, Mapping[int, bytes]]:
-        """Local. What was committed.
+        """Read all records.
 
         Returns:
-            The records, by kind and key; kinds without records are left out.
+            The records, by kind and key. Kinds without records are left out.
 
         Raises:
             DataLossError: The journal is damaged.
@@ -101,60 +138,67 @@ class Journal:
         """
         self._check_open()
         tables: dict[str, dict[int, bytes]] = {}
-        total = 0
-        with explained(self._directory):
-            for kind, key, value, checksum in self._connection.execute(_READ):
-                if checksum != _checksum(kind, key, value):
-                    raise damaged(self._directory, f"{kind} {key} has a wrong checksum")
-                if (kind, key) != _LAST:
-                    tables.setdefault(kind, {})[key] = value
-                    total += checksum
-        if total % _SUM_END != self._sum:
-            raise damaged(self._directory, "records of the last commit are missing")
+        with self._explained():
+            for record in self._read_state():
+                value = record.value
+                if record.file:
+                    name = _file_name(record.file)
+                    value = self._read(name)
+                    if zlib.crc32(value) != record.crc:
+                        raise self.damaged(f"{name} has a wrong checksum")
+                tables.setdefault(record.kind, {})[record.key] = value
         return tables
 
-    def commit(self, changes: Mapping[tuple[str, int], bytes | None]) -> None:
-        """Local. Write records and remove others, all or none; on the disk when it returns.
+    def commit(self, changes: Mapping[Key, bytes | None]) -> None:
+        """Write some records and remove others, all or none. Return when they are on the disk.
+
+        An error leaves the records as they were, or changed if the last step alone failed. The
+        same changes can be committed again.
 
         Args:
-            changes: By kind and key (signed, of 64 bits): the record, or None to remove it.
+            changes: By kind and key (signed, of 64 bits): the value, or None to remove the record.
 
         Raises:
-            AbortedError: Another program is busy with the file; nothing is changed.
-            DataLossError: The journal is damaged.
-            FailedPreconditionError: The journal is closed, or somebody has removed or replaced its
-                files, so that what is written would be lost.
-            InvalidArgumentError: A record is too large; nothing is changed.
-            ResourceExhaustedError: The disk is full; nothing is changed (or all, if it was only the
-                number of commits that could not be written), and when there is room again the same
-                changes can be made.
+            FailedPreconditionError: The journal is closed, or its files were removed or replaced,
+                so that the changes would be lost.
+            InvalidArgumentError: A record is too large.
+            ResourceExhaustedError: The disk is full.
         """
         self._check_open()
         for (kind, key), value in changes.items():
             self.check_size(f"{kind} {key}", 0 if value is None else len(value))
-        records = [
-            (*name, value, _checksum(*name, value))
-            for name, value in changes.items()
-            if value is not None
-        ]
-        removed = [name for name, value in changes.items() if value is None]
-        number, total = self._number + 1, self._sum + sum(record[-1] for record in records)
-        with explained(self._directory):
-            with self._connection as transaction:
-                transaction.execute("BEGIN IMMEDIATE")
-                self._places.check()  # another dispatcher may have come in our place
-                for name in changes:
-                    total -= (transaction.execute(_READ_CHECKSUM, name).fetchone() or (0,))[0]
-                transaction.executemany(_PUT, records)
-                transaction.executemany(_REMOVE, removed)
-                transaction.execute(_PUT, _last_record(number, total))
-            self._number, self._sum = number, total % _SUM_END
-            self._commits.write(number)
-            # Again: what was taken away meanwhile is not durable.
-            self._places.check()
+        records, files = dict(self._records), dict(self._files)
+        with self._explained(), contextlib.ExitStack() as undo:
+            self._check_places()  # another dispatcher may have come in this one's place
+            undo.callback(self._remove, [_NEW_STATE])  # it would fill a full disk further
+            for (kind, key), value in changes.items():
+                records.pop((kind, key), None)
+                files.pop((kind, key), None)
+                if value is None:
+                    continue
+                record = pb.JournalRecord(kind=kind, key=key)
+                if len(value) <= _LARGEST_INLINE_BYTES:
+                    record.value = value
+                else:
+                    self._last_file += 1
+                    record.file, record.crc = self._last_file, zlib.crc32(value)
+                    files[kind, key] = record.file
+                    undo.callback(self._remove, [_file_name(record.file)])
+                    self._write(_file_name(record.file), value)
+                records[kind, key] = _encoded(record)
+            before, after = set(self._files.values()), set(files.values())
+            if after - before:
+                # A state must not refer to a file that a loss of power can still take away.
+                os.fsync(self._folder)
+            self._replace_state(records)
+            undo.pop_all()
+            self._records, self._files = records, files
+            os.fsync(self._folder)
+            self._check_places()  # a file that was taken away meanwhile is not durable
+            self._remove(map(_file_name, before - after))
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Local. Raise InvalidArgumentError if something is too large to be written."""
+        """Raise InvalidArgumentError if a record of this size cannot be written."""
         if nbytes > _LARGEST_RECORD_BYTES:
             raise InvalidArgumentError(
                 f"{what} has {nbytes} bytes, more than the {_LARGEST_RECORD_BYTES} that a "
@@ -162,15 +206,15 @@ class Journal:
                 "data in files that the dataset reads"
             )
 
-    def damaged(self, what: str) -> DataLossError:
-        """Local. The error of records that no dispatcher has written so."""
-        return damaged(self._directory, what)
+    def damaged(self, problem: str) -> DataLossError:
+        """Return the error of a journal that no dispatcher has written so."""
+        return DataLossError(self._text(problem, DataLossError))
 
     def close(self) -> None:
-        """Local. Let another have the journal; idempotent."""
+        """Let another dispatcher have the journal. Idempotent."""
         if not self._lock.closed:
-            with explained(self._directory), self._lock, closing(self._commits):
-                self._connection.close()
+            self._lock.close()
+            os.close(self._folder)
 
     def _check_open(self) -> None:
         if self._lock.closed:
@@ -179,105 +223,145 @@ class Journal:
                 "; open it again, in one process"
             )
 
+    def _take_lock(self) -> io.FileIO:
+        lock = io.FileIO(self._opener(_LOCK, os.O_RDWR | os.O_CREAT), "r+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = lock.read().decode(errors="replace") or "which is just starting"
+            lock.close()
+            raise FailedPreconditionError(
+                f"another dispatcher, {holder}, uses the journal in {self._directory}: stop it, or "
+                "use another directory"
+            ) from error
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _check_places(self) -> None:
+        """Raise FailedPreconditionError if files of the journal were removed or replaced.
+
+        It is no DataLossError: when all files are back, nothing is lost.
+        """
+        names = [*self._identities, *map(_file_name, self._files.values())]
+        for name in names:
+            try:
+                now = _identity(os.stat(self._directory / name))
+            except (FileNotFoundError, NotADirectoryError):
+                now = None
+            if now is None or now != self._identities.get(name, now):
+                raise FailedPreconditionError(
+                    f"the dispatcher's journal in {self._directory}: {name} was "
+                    f"{'removed' if now is None else 'replaced'} while this dispatcher, process "
+                    f"{os.getpid()}, had it, and what it writes now would be lost; put back what "
+                    "was there, or end this dispatcher and start another"
+                )
+
+    def _replace_state(self, records: Mapping[Key, bytes]) -> None:
+        content = b"".join(records.values())
+        header = _HEADER.pack(_MAGIC, _FORMAT, len(content), zlib.crc32(content))
+        identity = self._write(_NEW_STATE, header, content)
+        os.rename(_NEW_STATE, _STATE, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._identities[_STATE] = identity
+
+    def _read_state(self) -> Iterable[pb.JournalRecord]:
+        data = self._read(_STATE)
+        content = data[_HEADER.size :]
+        if len(data) < _HEADER.size:
+            raise self.damaged(f"{_STATE} is truncated")
+        magic, version, length, checksum = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise self.damaged(f"{_STATE} is not a dispatcher's")
+        if (length, checksum) != (len(content), zlib.crc32(content)):
+            raise self.damaged(f"{_STATE} has a wrong length or checksum")
+        if version != _FORMAT:
+            raise FailedPreconditionError(
+                f"the dispatcher's journal in {self._directory} has format {version}, and this "
+                f"version of mpidist reads format {_FORMAT}; go on with the version that wrote it, "
+                "or give another directory"
+            )
+        try:
+            return pb.JournalState.FromString(content).records
+        except DecodeError as error:
+            raise self.damaged(f"{_STATE} cannot be read ({error})") from error
+
+    def _write(self, name: str, *content: bytes) -> tuple[int, int]:
+        """Write a file and wait until it is on the disk. Return the file's identity."""
+        with open(name, "wb", buffering=0, opener=self._opener) as file:
+            for part in content:
+                left = memoryview(part)
+                while left:  # a disk that is nearly full takes a part of it
+                    left = left[file.write(left) :]
+            os.fsync(file.fileno())
+            return _identity(os.fstat(file.fileno()))
+
+    def _read(self, name: str) -> bytes:
+        try:
+            with open(name, "rb", opener=self._opener) as file:
+                return file.read()
+        except FileNotFoundError as error:
+            raise self.damaged(f"{name} is missing") from error
+
+    def _opener(self, name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666, dir_fd=self._folder)
+
+    def _abandoned(self) -> list[str]:
+        """List the files that a process which was killed in a commit has left."""
+        used = {_file_name(number) for number in self._files.values()}
+        names = os.listdir(self._folder)
+        return [name for name in names if re.fullmatch(r"file-\d+", name) and name not in used]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files that no state refers to. A later start removes those that remain."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._folder)
+
+    def _text(self, problem: object, kind: type[OpError]) -> str:
+        return f"the dispatcher's journal in {self._directory}: {problem}; {_REMEDIES[kind]}"
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the system into errors with a remedy."""
+        try:
+            yield
+        except Error:  # some of these are of the system's classes, too
+            raise
+        except OSError as error:
+            kind = _KINDS.get(error.errno, FailedPreconditionError)
+            raise kind(self._text(error, kind)) from error
+
 
 _OPEN: weakref.WeakSet[Journal] = weakref.WeakSet()
 
 
-def _forget() -> None:
-    """Local. Leave to the parent what is its: a fork would hold the lock longer than its holder."""
+def _close_in_fork() -> None:
+    # A fork shares the lock, and would keep it when the parent is gone.
     for journal in _OPEN:
-        journal._lock.close()
-        journal._commits.close()
+        journal.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
-def _open(directory: Path) -> sqlite3.Connection:
-    """Local. A connection to the file, which is made if it was never there."""
-    path = directory / _NAME
-    # SQLite would take either for a new file, and throw away what is in the write-ahead log.
-    if path.exists():
-        if path.stat().st_size < _SMALLEST_BYTES:
-            raise damaged(directory, f"{_NAME} is truncated")
-    elif (directory / _LOG).exists():
-        raise damaged(directory, f"{_NAME} is missing, but its write-ahead log is there")
-    else:
-        begin_commits(directory)
-        _make(path)
-    with ExitStack() as undo:
-        connection = undo.enter_context(closing(_connect(path)))
-        _check(connection, directory)
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise FailedPreconditionError(
-                f"SQLite cannot keep a write-ahead log on the file system of {directory}: use a "
-                "directory on another one"
-            )
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {_LARGEST_LOG_BYTES}")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(
-            f"PRAGMA user_version = {_FORMAT}"
-        )  # fails where no commit could be made
-        connection.execute("ROLLBACK")
-        undo.pop_all()
-    return connection
+def _encoded(record: pb.JournalRecord) -> bytes:
+    encoded: bytes = pb.JournalState(records=[record]).SerializeToString()
+    return encoded
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Local. A connection that begins no transaction by itself, for any thread."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    # Text that is damaged is still read: its checksum tells.
-    connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
-    return connection
+def _file_name(number: int) -> str:
+    return f"file-{number}"
 
 
-def _make(path: Path) -> None:
-    """Local. Make the file, whole or not at all."""
-    new = path.with_name(f"{_NAME}.new")
-    new.unlink(missing_ok=True)  # of one that was killed here
-    with closing(_connect(new)) as connection:
-        for statement in _MAKE:
-            connection.execute(statement)
-        connection.execute(_PUT, _last_record(0, 0))
-    put_in_place(new, path)
+def _exists(path: Path) -> bool:
+    """Return whether there is a file. Unlike Path.exists, raise PermissionError."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
-def _check(connection: sqlite3.Connection, directory: Path) -> None:
-    """Local. Raise if the file is another program's or version's, or damaged."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application != _APPLICATION:
-        raise FailedPreconditionError(
-            f"{directory / _NAME} is another program's database; give another directory"
-        )
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != _FORMAT:
-        raise FailedPreconditionError(
-            f"the dispatcher's journal in {directory} has format {version}, and this version of "
-            f"mpidist reads format {_FORMAT}; go on with the version that wrote it, or give "
-            "another directory"
-        )
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise damaged(directory, " ".join(found.split()))
-
-
-def _checksum(kind: str, key: int, value: bytes) -> int:
-    """Local. CRC-32 of a record and its place: SQLite would not see that a byte has changed."""
-    return zlib.crc32(value, zlib.crc32(kind.encode() + key.to_bytes(8, "little", signed=True)))
-
-
-def _last(connection: sqlite3.Connection, directory: Path) -> tuple[int, int]:
-    """Local. What the last transaction has left: the number of commits, and the sum."""
-    value, checksum = connection.execute(_READ_ONE, _LAST).fetchone() or (b"", 0)
-    if checksum != _checksum(*_LAST, value) or len(value) != _LAST_VALUE.size:
-        raise damaged(directory, "its number of commits is wrong")
-    number, total = _LAST_VALUE.unpack(value)
-    return number, total
-
-
-def _last_record(number: int, total: int) -> tuple[str, int, bytes, int]:
-    """Local. The row of which `_last` gives the content."""
-    value = _LAST_VALUE.pack(number, total % _SUM_END)
-    return *_LAST, value, _checksum(*_LAST, value)
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

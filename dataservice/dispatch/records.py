@@ -1,19 +1,19 @@
-"""What the registry keeps.
+"""The records of the registry.
 
 ::
 
     dataset -> job (name) -> iteration (job, repetition) -> part -> task (part, worker)
                                                          -> client (a consumer's iterator)
 
-A part is what one worker at a time evaluates: a sequence of elements, numbered from 0, which is
-the same whoever evaluates it. A task is a lease of a part by a worker; when the worker is lost,
-another one gets a new task for the part, and goes on where consumers are.
+One worker at a time evaluates a part: a sequence of elements, numbered from 0, which is the same
+on every worker. A task is a lease of a part by a worker. When the worker is lost, another one gets
+a new task for the part, and goes on where the consumers are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
@@ -26,17 +26,18 @@ class Dataset:
 
     Attributes:
         id: Its id.
-        request: What was registered, without the pickle.
-        last_used: When a job was last known to be over it.
+        request: Its registration, without the pickle.
+        last_used: The last time at which a job was known to use it.
     """
 
+    kind: ClassVar = "dataset"
     id: int
     request: pb.RegisterDatasetRequest
     last_used: float = float("inf")
 
     @property
     def name(self) -> str:
-        """Local. What users call it."""
+        """The name that users call it by."""
         return self.request.name or str(self.id)
 
 
@@ -46,14 +47,15 @@ class Worker:
 
     Attributes:
         id: Its id.
-        address: Where it is.
+        address: The address of its endpoint.
         process: Its process.
         tags: Its tags.
-        last_seen: When it was last heard of.
-        is_known_to_live: Not until it is heard of, if the journal alone has told of it.
-        work: What it has done for its tasks, as it says.
+        last_seen: The time of its last message.
+        is_known_to_live: False for a worker of the journal until its first heartbeat.
+        work: Its report of the work for its tasks.
     """
 
+    kind: ClassVar = "worker"
     id: int
     address: str
     process: str
@@ -65,8 +67,18 @@ class Worker:
 
 @dataclass(eq=False)
 class Job:
-    """What consumers share; ``name`` is empty if it is one consumer's own."""
+    """A stream of elements that consumers share; the name of one consumer's own job is empty.
 
+    Attributes:
+        id: Its id.
+        name: Its name.
+        dataset: Its dataset.
+        terms: The options that all its consumers agree on.
+        iterations: Those that go on, by repetition.
+        finished: The repetitions that have ended.
+    """
+
+    kind: ClassVar = "job"
     id: int
     name: str
     dataset: Dataset
@@ -76,8 +88,18 @@ class Job:
 
     @property
     def shared(self) -> bool:
-        """Local. Whether elements go to whoever asks first."""
+        """True if each element goes to the consumer that asks first."""
         return self.terms.reading == pb.SHARED
+
+    @property
+    def saves(self) -> bool:
+        """True if workers write the elements to a snapshot."""
+        return self.terms.reading == pb.SAVED
+
+    @property
+    def deals_out_splits(self) -> bool:
+        """True if workers take splits of the source as they go."""
+        return self.terms.policy == pb.DYNAMIC and self.terms.reading != pb.ORDERED
 
 
 @dataclass(eq=False)
@@ -86,19 +108,20 @@ class Client:
 
     Attributes:
         id: Its id.
-        iteration: What it reads.
-        process: Where it lives.
-        index: Which of the job's consumers it is, where they are told apart.
-        token: What it calls itself.
-        last_seen: When it was last heard of, or could not say anything.
-        work: What it has done, as it says.
-        heard: When it last said something.
-        peer: The process that speaks for it, as our endpoint calls that.
-        away: Whether its process was lost, and has not been heard of since.
-        at_end_since: When it came to its end, if it is there.
-        over: Whether it was told to go.
+        iteration: The iteration that it reads.
+        process: Its process.
+        index: Its consumer index, if the consumers of the job have indices.
+        token: The number by which it calls itself.
+        last_seen: The time of its last message, or at which it could not send any.
+        work: Its report of its work.
+        heard: The time of its last message.
+        peer: The process that speaks for it, by the name that our endpoint gives it.
+        away: True if its process was lost and has not been heard of since.
+        at_end_since: The time at which it came to its end, if it is there.
+        dismissed: True if it was told that it may finish.
     """
 
+    kind: ClassVar = "client"
     id: int
     iteration: Iteration
     process: str
@@ -110,7 +133,7 @@ class Client:
     peer: str = ""
     away: bool = False
     at_end_since: float | None = None
-    over: bool = False
+    dismissed: bool = False
 
 
 @dataclass(eq=False)
@@ -119,11 +142,11 @@ class Task:
 
     Attributes:
         id: Its id.
-        part: What is evaluated.
-        worker: By whom.
-        running: Whether the worker has begun.
-        lost: Whether the worker is gone, and clients are to say what has come of it.
-        unsettled: The ids of those that have not.
+        part: The part.
+        worker: The worker that evaluates the part.
+        running: True if the worker has begun.
+        lost: True if the worker is gone, and clients are to report the elements they hold.
+        pending_acks: The ids of clients that have not acknowledged the loss.
     """
 
     id: int
@@ -131,63 +154,64 @@ class Task:
     worker: Worker
     running: bool = False
     lost: bool = False
-    unsettled: set[int] = field(default_factory=set)
+    pending_acks: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
 class Part:
-    """What one worker at a time evaluates.
+    """A part of an iteration, which one worker at a time evaluates.
 
     Attributes:
         id: Its key in the journal.
-        iteration: What it is a part of.
-        number: Tells it from the other parts of the iteration.
+        iteration: Its iteration.
+        number: Its number in the iteration.
         start: Elements before it had been used when the iteration began.
         used: Elements that consumers have used.
-        marks: By consumer index, where they are told apart: elements before it are not needed.
-        held: Elements that have come to a client from a worker that was lost, by the client's id.
-        checkpoint: Where it can be taken up again.
+        watermarks: By consumer index, if consumers have one: elements before it are not needed.
+        held: Elements from lost workers that clients hold, by the id of the client.
+        checkpoint: The position at which another worker can go on.
         granted: The splits that it has been given, from the checkpoint on.
         total: Its number of elements; -1 until it is known.
-        finished: Whether nothing more comes of it.
-        attempts: How often it has been given to a worker.
-        home: Index of the only worker that can begin it; -1 if all can.
+        finished: True if nothing more comes of it.
+        attempts: The number of its leases so far.
+        slot: The slot of the only worker that can begin it; -1 if all can.
         task: Its lease.
-        avoided: Id of a worker that could not be reached, though it is there.
+        avoided: Id of a worker that lives, but could not be reached.
     """
 
+    kind: ClassVar = "part"
     id: int
     iteration: Iteration
     number: int
     start: int = 0
     used: RangeSet = field(default_factory=RangeSet)
-    marks: dict[int, int] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
     held: dict[int, RangeSet] = field(default_factory=dict)
     checkpoint: pb.Checkpoint = field(default_factory=pb.Checkpoint)
     granted: Granted = field(default_factory=Granted)
     total: int = -1
     finished: bool = False
     attempts: int = 0
-    home: int = -1
+    slot: int = -1
     task: Task | None = None
     avoided: int = 0
 
-    def note_mark(self, consumer: int, mark: int, consumers: int) -> None:
-        """Local. Take note that a consumer needs nothing before a mark."""
-        self.marks[consumer] = max(mark, self.marks.get(consumer, self.start))
-        lowest = min(self.marks.get(index, self.start) for index in range(max(consumers, 1)))
-        self.used.add(0, lowest)
+    def advance_watermark(self, consumer: int, mark: int, consumers: int) -> None:
+        """Note that a consumer needs no elements before a mark."""
+        self.watermarks[consumer] = max(mark, self.watermarks.get(consumer, self.start))
+        marks = (self.watermarks.get(index, self.start) for index in range(max(consumers, 1)))
+        self.used.add(0, min(marks))
 
-    def look(self) -> bool:
-        """Local. Whether it has just come to its end: all elements are used."""
+    def finish_if_used(self) -> bool:
+        """Mark the part as finished if all its elements are used. Return whether it is new."""
         if self.finished or self.total < 0 or self.used.prefix < self.total:
             return False
         self.finished = True
         return True
 
     @property
-    def given_out(self) -> bool:
-        """Local. Whether every element is used, or held by a consumer that will use it."""
+    def fully_held(self) -> bool:
+        """True if every element is used, or held by a consumer that will use it."""
         if not self.held or self.total < 0:
             return False
         everywhere = RangeSet(self.used.bounds)
@@ -202,22 +226,23 @@ class Iteration:
 
     Attributes:
         id: Its id.
-        job: The job.
+        job: Its job.
         repetition: Its number within the job.
-        seed: Randomness of what has no seed of its own.
-        begin: Where it began, if not at its beginning.
-        next_index: First source index that no worker has been given; None if workers do not share
-            the source as they go.
+        seed: Randomness of steps that have no seed of their own.
+        begin: The state from which it began, if not at its beginning.
+        next_index: The first source index that no worker has been given; None if workers do not
+            take splits of the source.
         parts: By number.
         clients: By id.
-        joined: Indices of the consumers that have come, where they are told apart.
+        joined: Indices of the consumers that have come, if consumers have indices.
         served: Addresses of the workers that have had a part of their own.
-        left: When the last client left.
-        dropped: Parts that were given up with their worker.
+        left: The time at which the last client left.
+        dropped: The number of parts that were given up with their worker.
         failure: Code and message of the error that ended it, if workers save it.
-        version: Grows with what clients are told.
+        version: A number that grows with every change that clients are told of.
     """
 
+    kind: ClassVar = "iteration"
     id: int
     job: Job
     repetition: int
@@ -235,26 +260,31 @@ class Iteration:
 
     @property
     def wanted(self) -> bool:
-        """Local. Whether workers shall go on with it."""
-        saved = self.job.terms.reading == pb.SAVED and not self.failure[0]
+        """True if workers shall go on with it."""
+        saved = self.job.saves and not self.failure[0]
         return (saved or bool(self.clients)) and not self.finished
 
     @property
     def finished(self) -> bool:
-        """Local. Whether every element has been used."""
+        """True if every element has been used."""
         if self.repetition in self.job.finished:
             return True
         return bool(self.parts) and all(part.finished for part in self.parts.values())
 
     @property
     def tasks(self) -> list[Task]:
-        """Local. The leases of its parts."""
+        """The leases of its parts."""
         return [part.task for part in self.parts.values() if part.task is not None]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Attributes: a task, and the address of the worker that shall forget it."""
+    """A task that a worker shall forget.
+
+    Attributes:
+        task_id: The task.
+        worker: The address of the worker.
+    """
 
     task_id: int
     worker: str
@@ -287,20 +317,44 @@ class Timeouts:
 
 
 Key = tuple[str, int]
+Record = Dataset | Worker | Job | Client | Part | Iteration
 
 
 @dataclass
 class Outcome:
-    """What has changed since it was last taken.
+    """The changes since it was last taken.
+
+    A task is a part of its part's record.
 
     Attributes:
         changed: Records by kind and id; None if they are gone.
         removals: Tasks that workers shall forget.
         departures: Clients that workers shall forget.
-        losses: What is to be said of workers and clients that were lost at work.
+        losses: Messages for the log about workers and clients that were lost at work.
     """
 
-    changed: dict[Key, Any] = field(default_factory=dict)
+    changed: dict[Key, Record | None] = field(default_factory=dict)
     removals: list[Removal] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
+
+    def touch(self, record: Record) -> None:
+        """Note that a record is new or has changed."""
+        self.changed[record.kind, record.id] = record
+
+    def remove(self, record: Record) -> None:
+        """Note that a record is gone."""
+        self.changed[record.kind, record.id] = None
+
+    def add(self, later: Outcome) -> None:
+        """Add later changes."""
+        self.changed.update(later.changed)
+        self.removals += later.removals
+        self.departures += later.departures
+        self.losses += later.losses
+
+    def take(self) -> Outcome:
+        """Return the changes, and begin anew."""
+        taken = Outcome(self.changed, self.removals, self.departures, self.losses)
+        self.changed, self.removals, self.departures, self.losses = {}, [], [], []
+        return taken

@@ -1,7 +1,7 @@
-"""What the dispatcher knows, as a pure state machine: no messages, no clock, no threads.
+"""The dispatcher's state, as a pure state machine: no messages, no clock, no threads.
 
-The shell around it gives every method the time, and afterwards carries out and writes down what
-:meth:`Registry.take_outcome` says.
+The shell around it gives every method the time. Afterwards it carries out and writes down the
+outcome that :meth:`Registry.take_outcome` returns.
 """
 
 from __future__ import annotations
@@ -9,22 +9,46 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from dataservice.dispatch.clients import Clients
-from dataservice.dispatch.endings import is_away, is_waited_for
-from dataservice.dispatch.homes import Homes
-from dataservice.dispatch.records import Client, Outcome, Task, Timeouts, Worker
+from dataservice.dispatch.dataset_table import DatasetTable
+from dataservice.dispatch.end_of_epoch import is_away, is_waited_for
+from dataservice.dispatch.job_table import (
+    JobTable,
+    check_index_is_free,
+    has_consumer_index,
+    taken_back,
+)
+from dataservice.dispatch.records import (
+    Client,
+    Dataset,
+    Departure,
+    Iteration,
+    Outcome,
+    Part,
+    Task,
+    Timeouts,
+    Worker,
+)
+from dataservice.dispatch.scheduler import Scheduler
 from dataservice.dispatch.splits import next_split
 from dataservice.proto import dataservice_pb2 as pb
-from mpidist.errors import FailedPreconditionError, NotFoundError
+from dataservice.ranges import RangeSet
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 
-class Registry(Clients):
+class Registry:
     """The dispatcher's state.
 
     Args:
-        timeouts: When to give up on those who say nothing.
-        ids: Where the ids come from, 0 not among them.
+        timeouts: When to give up silent workers and clients.
+        ids: Source of ids, without 0.
         worker_addresses: Those that static sharding counts on.
+
+    Attributes:
+        datasets: The datasets.
+        jobs: The jobs and their iterations.
+        scheduler: The leases of parts by workers.
+        workers: The workers, by id.
+        clients: The clients, by id.
     """
 
     def __init__(
@@ -33,41 +57,44 @@ class Registry(Clients):
         ids: Iterator[int] | None = None,
         worker_addresses: Sequence[str] = (),
     ) -> None:
-        super().__init__(
-            timeouts, itertools.count(1) if ids is None else ids, Homes(worker_addresses)
-        )
+        self.timeouts = timeouts
+        self._ids = itertools.count(1) if ids is None else ids
+        # Every part of the registry notes its changes here.
+        self._outcome = Outcome()
+        self.datasets = DatasetTable(self._ids, self._outcome)
+        self.jobs = JobTable(self._ids, self._outcome)
+        self.scheduler = Scheduler(self._ids, self._outcome, worker_addresses)
+        self.workers: dict[int, Worker] = {}
+        self.clients: dict[int, Client] = {}
 
     def take_outcome(self) -> Outcome:
-        """Local. What has changed since the last call."""
-        self._outcome.removals += self.leases.removals
-        self.leases.removals = []
-        outcome, self._outcome = self._outcome, Outcome()
-        return outcome
+        """Return the changes since the last call."""
+        return self._outcome.take()
 
     # Workers
 
     def register_worker(
         self, address: str, process: str, tags: Sequence[str], now: float
     ) -> Worker:
-        """Local. Add a worker, and give it a task in every iteration that goes on.
+        """Add a worker, and give it a task in every iteration that goes on.
 
-        A worker of the same address was restarted: it comes in its place.
+        It replaces a worker of the same address, which was restarted.
 
         Raises:
             InvalidArgumentError: The dispatcher was configured with the addresses of its workers,
                 and this is none of them.
         """
-        self.homes.admit(address, [worker.address for worker in self.workers.values()])
-        worker = Worker(next(self.ids), address, process, tuple(tags), now)
+        self.scheduler.slots.assign(address, [worker.address for worker in self.workers.values()])
+        worker = Worker(next(self._ids), address, process, tuple(tags), now)
         for old in [w for w in self.workers.values() if w.address == address]:
             self._drop_worker(old)
         self.workers[worker.id] = worker
-        self._outcome.changed["worker", worker.id] = worker
+        self._outcome.touch(worker)
         self._place_all()
         return worker
 
     def heartbeat_worker(self, request: pb.WorkerRequest, now: float) -> list[int]:
-        """Local. Hear of a worker.
+        """Note that a worker lives, and its progress.
 
         Returns:
             The ids of tasks that it holds, and shall forget.
@@ -81,34 +108,36 @@ class Registry(Clients):
         worker.last_seen = now
         worker.is_known_to_live = True
         worker.work = list(request.work)
+        tasks = self.scheduler.tasks
         for progress in request.progress:
-            task = self.leases.tasks.get(progress.task_id)
+            task = tasks.get(progress.task_id)
             if task is not None and progress.checkpoint.index > task.part.checkpoint.index:
                 part, checkpoint = task.part, progress.checkpoint
                 part.checkpoint.CopyFrom(checkpoint)
                 part.granted = part.granted.after(checkpoint.position)
-                self._touch(part)
+                self._outcome.touch(part)
         for holders in request.holders:
-            task = self.leases.tasks.get(holders.task_id)
+            task = tasks.get(holders.task_id)
             if task is not None:
-                # They asked once more after they were given up, or word of that was lost.
+                # These clients asked once more after they were given up, or the notice of their
+                # departure was lost.
                 for client_id in set(holders.client_ids) - self.clients.keys():
-                    self._depart(client_id, task)
-        return [task_id for task_id in request.task_ids if task_id not in self.leases.tasks]
+                    self._announce_departure(client_id, task)
+        return [task_id for task_id in request.task_ids if task_id not in tasks]
 
     def unregister_worker(self, worker_id: int) -> None:
-        """Local. Forget a worker; others get what it had begun."""
+        """Forget a worker. Others get the parts that it had begun."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             self._drop_worker(worker)
             self._place_all()
 
     def lose_worker(self, worker_id: int, why: str) -> None:
-        """Local. A worker is gone without a word: that is told if it was at work."""
+        """Forget a worker that has failed, and report that if it had unfinished parts."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return
-        tasks = [task for task in self.leases.tasks.values() if task.worker is worker]
+        tasks = self.scheduler.tasks_of(worker)
         parts = sum(not (task.lost or task.part.finished) for task in tasks)
         self.unregister_worker(worker_id)
         if parts:
@@ -118,28 +147,28 @@ class Registry(Clients):
             )
 
     def report_unreachable(self, task_id: int, now: float, patience_s: float) -> None:
-        """Local. A client cannot reach a task: another worker, or the same one anew, gets its part.
+        """Lease a part anew, because a client cannot reach its worker.
 
-        A worker that is silent, too, is lost.
+        The worker is lost if it has been silent for longer than ``patience_s``, too.
         """
-        task = self.leases.tasks.get(task_id)
+        task = self.scheduler.tasks.get(task_id)
         if task is None or task.lost:
             return
         if now - task.worker.last_seen > patience_s:
             self.lose_worker(task.worker.id, "silent, and a consumer cannot reach it")
             return
         task.part.avoided = task.worker.id
-        self.leases.lose(task)
+        self.scheduler.lose(task)
         self._place_all()
 
     # Tasks
 
     def start_task(self, task_id: int) -> Task:
-        """Local. A worker begins a task; raises as :meth:`Leases.get`."""
-        task = self.leases.get(task_id)
+        """Note that a worker begins a task; raises as :meth:`Scheduler.get`."""
+        task = self.scheduler.get(task_id)
         if not task.running:
             task.running = True
-            self._touch(task.part)
+            self._outcome.touch(task.part)
         return task
 
     def next_split(self, task_id: int, position: int) -> range:
@@ -149,9 +178,9 @@ class Registry(Clients):
 
         Raises:
             FailedPreconditionError: The position is not where the indices of the part end.
-            NotFoundError: As :meth:`Leases.get`.
+            NotFoundError: As :meth:`Scheduler.get`.
         """
-        part = self.leases.get(task_id).part
+        part = self.scheduler.get(task_id).part
         iteration = part.iteration
         known = part.granted.at(position)
         if known is not None:
@@ -166,42 +195,196 @@ class Registry(Clients):
         if split:
             iteration.next_index = split.stop
             part.granted = part.granted.plus(split)
-            self._touch(part)
-            self._touch(iteration)
+            self._outcome.touch(part)
+            self._outcome.touch(iteration)
         return split
 
     def finish_task(self, task_id: int, total: int, *, used_up: bool = False) -> None:
-        """Local. The number of elements of a task's part is known.
+        """Set the number of elements of a task's part.
 
         Args:
-            task_id: The task; one that is not known is left alone.
+            task_id: The task. An unknown one is ignored.
             total: The number.
-            used_up: Whether all have been used, for all that the worker has been told: a consumer
-                that died may have told the worker alone.
+            used_up: True if consumers have told the worker that all are used. A consumer that died
+                may have told the worker alone.
         """
-        task = self.leases.tasks.get(task_id)
+        task = self.scheduler.tasks.get(task_id)
         if task is None:
             return
         part = task.part
         part.total = total
         if used_up:
             part.used.add(0, total)
-        # What is saved has no consumers to use it.
-        part.finished |= part.iteration.job.terms.reading == pb.SAVED
-        self._touch(part)
-        self._look(part)
+        # A snapshot's parts have no consumers that use them.
+        part.finished |= part.iteration.job.saves
+        self._outcome.touch(part)
+        self._finish_if_used(part)
+
+    # Clients
+
+    def join(self, request: pb.IterationRequest, seed: int, now: float) -> Client:
+        """Add a client to an iteration, which is created if this is its first client.
+
+        A client that asks again, because the answer was lost, is the same.
+
+        Args:
+            request: The iteration, and the terms of its job.
+            seed: Randomness for the iteration, if it is created.
+            now: The time.
+
+        Raises:
+            AlreadyExistsError: Another consumer reads as this one.
+            FailedPreconditionError: The dataset cannot be split.
+            InvalidArgumentError: The job exists with other parameters, the state is of another
+                dataset or job, or the consumer has no worker in its process.
+            NotFoundError: The dataset is not known.
+        """
+        known = [client for client in self.clients.values() if client.token == request.token]
+        if request.token and known:
+            known[0].last_seen = now
+            return known[0]
+        dataset = self.datasets.get(request.dataset_id)
+        local = [w for w in self.workers.values() if w.process == request.process]
+        if request.terms.target == pb.LOCAL and not local:
+            raise InvalidArgumentError(
+                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, "
+                f"but no worker of this dispatcher runs in {request.process}"
+            )
+        iteration = self._iteration_of(request, dataset, seed)
+        if has_consumer_index(iteration.job.terms):
+            self._replace_dead(iteration, request.consumer_index, now)
+            check_index_is_free(iteration, request.consumer_index)
+            iteration.joined.add(request.consumer_index)
+            self._outcome.touch(iteration)
+        index, token = request.consumer_index, request.token
+        client = Client(next(self._ids), iteration, request.process, index, token, now)
+        iteration.clients[client.id] = client
+        iteration.left = float("inf")
+        self.clients[client.id] = client
+        self._outcome.touch(client)
+        if not iteration.finished:
+            self.scheduler.free_unreadable(iteration)
+            self.scheduler.place(iteration, self.workers.values())
+        return client
+
+    def heartbeat_client(self, request: pb.ClientRequest, now: float) -> Client:
+        """Note that a client lives, and the elements that it has used.
+
+        Raises:
+            NotFoundError: The client has been silent for too long, or has left.
+        """
+        client = self.clients.get(request.client_id)
+        if client is None:
+            raise self.unknown_client(request.client_id)
+        client.last_seen = client.heard = now
+        client.away = False
+        client.at_end_since = now if request.at_end else None
+        client.dismissed &= request.at_end
+        if request.HasField("work"):
+            client.work = request.work
+        self._take_report(client, request)
+        return client
+
+    def lose_clients(self, peer: str) -> None:
+        """Note that the process of some clients seems to be gone; it may come back."""
+        for client in self.clients.values():
+            client.away |= client.peer == peer
+
+    def unknown_client(self, client_id: int) -> NotFoundError:
+        """Return the error for a client that is not known."""
+        return NotFoundError(
+            f"consumer {client_id} is not known: it has left, or has been silent for "
+            f"{self.timeouts.client_s:g} s (or gone, as others waited for it), or others have "
+            "taken its job back to a state, or the dispatcher was started anew without its journal "
+            "(work_dir, fault_tolerant_mode)"
+        )
+
+    def release_client(self, request: pb.ClientRequest, now: float) -> None:
+        """Remove a client that leaves, and the iteration if no other client can join it."""
+        client = self.clients.get(request.client_id)
+        if client is None:
+            return
+        self._take_report(client, request)
+        iteration = client.iteration
+        del self.clients[client.id], iteration.clients[client.id]
+        self._outcome.remove(client)
+        for part in iteration.parts.values():
+            if part.held.pop(client.id, None) is not None:
+                self._outcome.touch(part)
+        # Elements that it has fetched and not used come to the others.
+        reads_along = iteration.job.terms.reading in (pb.SHARED, pb.CACHED)
+        for task in iteration.tasks:
+            self.scheduler.acknowledge_loss(task, client)
+            if reads_along:
+                self._announce_departure(client.id, task)
+        if iteration.clients:
+            iteration.version += reads_along  # there may be something for the others
+            self.scheduler.free_unreadable(iteration)
+            self.scheduler.place(iteration, self.workers.values())
+            return
+        iteration.left = now
+        if not iteration.job.name or iteration.finished:
+            self._forget(iteration)
+
+    # Snapshots
+
+    def save(self, dataset_id: int, path: str, num_streams: int, seed: int) -> Iteration:
+        """Have workers save a dataset, in as many parts as there are streams.
+
+        Raises:
+            NotFoundError: The dataset is not known.
+        """
+        terms = pb.Terms(reading=pb.SAVED, num_shards=num_streams, path=path)
+        job = self.jobs.add_job("", self.datasets.get(dataset_id), terms)
+        iteration = self.jobs.begin(job, pb.IterationRequest(), seed)
+        self.scheduler.make_parts(iteration)
+        self.scheduler.place(iteration, self.workers.values())
+        return iteration
+
+    def fail_save(self, task_id: int, code: int, message: str) -> None:
+        """Note that a worker cannot save its part."""
+        task = self.scheduler.tasks.get(task_id)
+        if task is not None and task.part.iteration.job.saves:
+            task.part.iteration.failure = code, message
+            self._outcome.touch(task.part.iteration)
+
+    def ended_saves(self) -> list[Iteration]:
+        """List the saves that workers have finished, or failed."""
+        return [
+            iteration
+            for iteration in self.jobs.iterations.values()
+            if iteration.job.saves and (iteration.finished or iteration.failure[0])
+        ]
+
+    def end_save(self, iteration: Iteration) -> None:
+        """Forget a save whose end is on the disk."""
+        if iteration.id in self.jobs.iterations:
+            self._forget(iteration)
+
+    def saves_of(self, worker_id: int, limit: int) -> list[int]:
+        """List the ids of at most ``limit`` tasks of saves that a worker shall run."""
+        tasks = [
+            task
+            for task in self.scheduler.tasks.values()
+            if task.worker.id == worker_id
+            and task.part.iteration.job.saves
+            and task.part.iteration.wanted
+            and not task.part.finished
+        ]
+        tasks.sort(key=lambda task: (not task.running, task.id))  # tasks that have begun go on
+        return [task.id for task in tasks[:limit]]
 
     # Time
 
     def hear_all(self, now: float) -> None:
-        """Local. Count all as heard of, who could not say anything."""
+        """Count all workers and clients as heard of, because none could say anything."""
         for worker in self.workers.values():
             worker.last_seen = now
         for client in self.clients.values():
             client.last_seen = now
 
     def expire(self, now: float) -> None:
-        """Local. Give up on those who have been silent for too long."""
+        """Give up workers and clients that have been silent for too long."""
         for worker in list(self.workers.values()):
             if now - worker.last_seen > self.timeouts.worker_s:
                 self.lose_worker(worker.id, f"silent for {self.timeouts.worker_s:g} s")
@@ -209,22 +392,58 @@ class Registry(Clients):
             missed = is_away(client, now) and is_waited_for(client)
             if missed or now - client.last_seen > self.timeouts.client_s:
                 self._give_up(client, now)
-        for iteration in list(self.iterations.values()):
+        for iteration in list(self.jobs.iterations.values()):
             if now - iteration.left > self.timeouts.iteration_s:
                 self._forget(iteration)
-        used = {job.dataset.id for job in self.jobs.values()}
-        self.expire_datasets(used, now, self.timeouts.iteration_s)
+        used = {job.dataset.id for job in self.jobs.by_id.values()}
+        self.datasets.expire(used, now, self.timeouts.iteration_s)
 
     # Inside
 
+    def _iteration_of(self, request: pb.IterationRequest, dataset: Dataset, seed: int) -> Iteration:
+        if request.terms.policy == pb.DYNAMIC and dataset.request.source_length < 0:
+            raise FailedPreconditionError(
+                f"{dataset.request.summary} cannot be split between workers"
+            )
+        self.scheduler.check_terms(request.terms)
+        job = self.jobs.job_of(request, dataset)
+        for iteration in taken_back(job, request):
+            self._forget(iteration)
+        joined = self.jobs.join(job, request)
+        if joined is not None:
+            return joined
+        iteration = self.jobs.begin(job, request, seed)
+        self.scheduler.make_parts(iteration)
+        return iteration
+
+    def _forget(self, iteration: Iteration) -> None:
+        self.scheduler.forget(iteration)
+        for client in iteration.clients.values():
+            del self.clients[client.id]
+            self._outcome.remove(client)
+        self.jobs.forget(iteration)
+
     def _place_all(self) -> None:
-        for iteration in self.iterations.values():
+        for iteration in self.jobs.iterations.values():
             if iteration.wanted:
-                self.leases.place(iteration, self.workers.values())
+                self.scheduler.place(iteration, self.workers.values())
+
+    def _drop_worker(self, worker: Worker) -> None:
+        del self.workers[worker.id]
+        self._outcome.remove(worker)
+        for iteration in self.jobs.iterations.values():
+            # A worker that comes in its place shall not bring another copy under OFF. Under the
+            # other policies it may take part again.
+            if iteration.job.terms.policy != pb.OFF and worker.address in iteration.served:
+                iteration.served.discard(worker.address)
+                self._outcome.touch(iteration)
+        for task in self.scheduler.tasks_of(worker):
+            if not task.lost:
+                self.scheduler.lose(task)
 
     def _give_up(self, client: Client, now: float) -> None:
         iteration = client.iteration
-        if not (iteration.finished or client.over):
+        if not (iteration.finished or client.dismissed):
             job = f"job {iteration.job.name!r}" if iteration.job.name else "a job without a name"
             self._outcome.losses.append(
                 f"a consumer of {job}, in process {client.process}, is given up: nothing was heard "
@@ -232,15 +451,46 @@ class Registry(Clients):
             )
         self.release_client(pb.ClientRequest(client_id=client.id), now)
 
-    def _drop_worker(self, worker: Worker) -> None:
-        del self.workers[worker.id]
-        self._outcome.changed["worker", worker.id] = None
-        for iteration in self.iterations.values():
-            # One that comes in its place shall not bring a copy more; it may take part again.
-            if iteration.job.terms.policy != pb.OFF and worker.address in iteration.served:
-                iteration.served.discard(worker.address)
-                self._touch(iteration)
-        for task in list(self.leases.tasks.values()):
-            if task.worker is worker and not task.lost:
-                self.leases.lose(task)
-                self._touch(task.part.iteration)
+    def _replace_dead(self, iteration: Iteration, index: int, now: float) -> None:
+        """Release a client that was killed, if another one comes in its place."""
+        for client in list(iteration.clients.values()):
+            if client.index == index and iteration.job.name and is_away(client, now):
+                self.release_client(pb.ClientRequest(client_id=client.id), now)
+
+    def _announce_departure(self, client_id: int, task: Task) -> None:
+        if task.running and not task.lost:
+            used = tuple(task.part.used.bounds)
+            self._outcome.departures.append(
+                Departure(client_id, task.id, task.worker.address, used)
+            )
+
+    def _take_report(self, client: Client, request: pb.ClientRequest) -> None:
+        iteration = client.iteration
+        for ranges in request.used:
+            part = iteration.parts[ranges.part]
+            if not ranges.bounds:
+                continue
+            if iteration.job.shared:
+                part.used.update(RangeSet(ranges.bounds))
+            else:
+                consumers = iteration.job.terms.num_consumers
+                part.advance_watermark(client.index, ranges.bounds[-1], consumers)
+            self._outcome.touch(part)
+            self._finish_if_used(part)
+        for ranges in request.held:
+            part = iteration.parts[ranges.part]
+            part.held.setdefault(client.id, RangeSet()).update(RangeSet(ranges.bounds))
+            self._outcome.touch(part)
+        for task_id in request.settled:
+            task = self.scheduler.tasks.get(task_id)
+            if task is not None and task.lost:
+                self.scheduler.acknowledge_loss(task, client)
+        if request.settled:
+            self.scheduler.place(iteration, self.workers.values())
+
+    def _finish_if_used(self, part: Part) -> None:
+        iteration = part.iteration
+        if part.finish_if_used():
+            iteration.version += 1
+            if iteration.finished and not (iteration.clients or iteration.job.saves):
+                self._forget(iteration)

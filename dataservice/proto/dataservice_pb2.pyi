@@ -591,6 +591,26 @@ class StateRequest(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[PartState]
     def __init__(self, client_id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ...) -> None: ...
 
+class JournalState(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[JournalRecord]
+    def __init__(self, records: _Optional[_Iterable[_Union[JournalRecord, _Mapping]]] = ...) -> None: ...
+
+class JournalRecord(_message.Message):
+    __slots__ = ("kind", "key", "value", "file", "crc")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    key: int
+    value: bytes
+    file: int
+    crc: int
+    def __init__(self, kind: _Optional[str] = ..., key: _Optional[int] = ..., value: _Optional[bytes] = ..., file: _Optional[int] = ..., crc: _Optional[int] = ...) -> None: ...
+
 class StoredDataset(_message.Message):
     __slots__ = ("request", "buffers")
     REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataservice.metrics import own_metrics
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.order import Order, Plan
-from dataservice.read.terms import Terms
 from dataservice.stall import Stall
 from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
@@ -552,7 +552,7 @@ class _PartFrames:
         self.fetched = min(self.fetched, stop)
 
 
-def buffer_for(user: str, terms: Terms, begin: pb.State | None) -> ElementBuffer:
+def buffer_for(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
     """Return an empty buffer for the way in which a job is read.
 
     Args:
@@ -560,7 +560,7 @@ def buffer_for(user: str, terms: Terms, begin: pb.State | None) -> ElementBuffer
         terms: How the job is read.
         begin: Where the iteration begins; None at its beginning.
     """
-    job, index = terms.job, terms.consumer_index
+    job, index = terms.job, terms.consumer_index or 0
     if job.reading == pb.ORDERED:
         return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
     if job.reading == pb.ROUNDS:

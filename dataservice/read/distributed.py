@@ -21,10 +21,10 @@ from dataservice.dataset.node import (
 )
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.fetcher import Fetcher
 from dataservice.read.registration import Registration
-from dataservice.read.terms import Terms
 from mpidist import open_endpoint
 from mpidist.errors import InvalidArgumentError, UnimplementedError
 
@@ -64,7 +64,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
     protocol: str | None = field(repr=False)
     service: str = field(repr=False)
     job_name: str | None
-    terms: Terms = field(repr=False)
+    terms: JobOptions = field(repr=False)
     epochs: _Epochs = field(init=False, repr=False, default_factory=_Epochs)
 
     @cached_property
@@ -145,7 +145,7 @@ class DistributedIterator(ElementIterator):
             job_name=node.job_name or "",
             repetition=epoch,
             process=process_name(),
-            consumer_index=node.terms.consumer_index,
+            consumer_index=node.terms.consumer_index or 0 or 0,
         )
         self._fetcher: Fetcher | None = None
         self._open()

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from dataservice.calls import Caller
 from dataservice.compression import CodecChoice, expand
 from dataservice.errors import unpack_error
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.buffers import Frame, buffer_for
 from dataservice.read.heartbeat import HEARTBEAT_S, Heartbeat
 from dataservice.read.order import Plan
 from dataservice.read.registration import Registration
-from dataservice.read.terms import Terms
 from dataservice.stall import missing_dispatcher
 from dataservice.wire import Array, Parcel
 from mpidist import Endpoint, Work
@@ -129,7 +129,7 @@ class Fetcher:
         service: str,
         job: str,
         registration: Registration,
-        terms: Terms,
+        terms: JobOptions,
         request: pb.IterationRequest,
     ) -> None:
         self._endpoint = endpoint
@@ -453,7 +453,7 @@ class Fetcher:
             sequence=task.sequence,
             max_elements=elements,
             hold=hold,
-            consumer_index=self._terms.consumer_index,
+            consumer_index=self._terms.consumer_index or 0,
             trainer_id=self._terms.trainer_id,
             codec=self._codecs.of(task.worker),
         )

@@ -5,10 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from dataservice import Dataset
+from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.fetcher import Fetcher
 from dataservice.read.registration import Registration
-from dataservice.read.terms import Terms
 from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
 
@@ -23,7 +23,7 @@ class Script:
         tasks: Tasks that there are at first, and their parts.
         consumers: How many there are; the one under test is the first.
         begin: Elements that are used, by part.
-        others: Of the consumer's terms.
+        others: Of the consumer's options.
     """
 
     def __init__(self, reading=pb.SHARED, tasks=None, consumers=1, begin=None, **others):
@@ -44,17 +44,25 @@ class Script:
         self.server.serve_in_thread()
         self.address = str(self.server.address)
         self._tasks = {1: 0} if tasks is None else tasks
-        job = pb.Terms(reading=reading, num_consumers=consumers, num_shards=2)
-        request = pb.IterationRequest(terms=job)
+        if reading == pb.ORDERED:
+            others |= {"num_consumers": consumers, "consumer_index": 0, "deterministic": True}
+            others |= {"num_shards": 2}
+        options = JobOptions(
+            "distributed_epoch",
+            self.address,
+            None if reading == pb.PRIVATE else "job",
+            **{"start_timeout_s": 30} | others,
+        )
+        assert options.job.reading == reading
+        request = pb.IterationRequest(terms=options.job)
         for part, start in (begin or {}).items():
             request.state.parts.add(part=part, start=start)
-        others = {"start_timeout_s": 30, "max_outstanding": None} | others
         self.fetcher = Fetcher(
             open_endpoint("inproc"),
             self.address,
             "a job",
             Registration(Dataset.range(1).node),
-            Terms(job=job, **others),
+            options,
             request,
         )
         self.buffer = self.fetcher.buffer

@@ -2,7 +2,7 @@
 
 from dataservice.dispatch.records import Timeouts
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.told import told_client
+from dataservice.dispatch.responses import iteration_response
 from dataservice.proto import dataservice_pb2 as pb
 
 TIMEOUTS = Timeouts(worker_s=10, client_s=20, iteration_s=30)
@@ -44,7 +44,7 @@ class Play:
         request = pb.RegisterDatasetRequest(
             digest=digest or summary.encode(), summary=summary, source_length=length, **others
         )
-        return self.registry.register_dataset(request)
+        return self.registry.datasets.register(request)
 
     def add_worker(self, number, process="data/2-b", tags=(), now=0.0):
         return self.registry.register_worker(address_of(number), process, tags, now)
@@ -73,7 +73,7 @@ class Play:
     def beat(self, client, now=0.0, **report):
         """What a client is told in answer to a report."""
         request = pb.ClientRequest(client_id=client.id, **report)
-        return told_client(self.registry.heartbeat_client(request, now))
+        return iteration_response(self.registry.heartbeat_client(request, now))
 
     def leave(self, client, now=0.0, **report):
         self.registry.release_client(pb.ClientRequest(client_id=client.id, **report), now)

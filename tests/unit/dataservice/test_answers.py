@@ -48,12 +48,12 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
     journal.problem = problem
     answers = Answers(None, registry, {}, journal, lock)
     first, again = Asked(), Asked()
-    assert answers.settle(first, Reply(b"a split")) is LATER
+    assert answers.release(first, Reply(b"a split")) is LATER
     writing = threading.Thread(target=answers.write, args=(0.0,))
     writing.start()
     assert journal.begun.wait(30)
     with lock:  # the same is asked again while it is written
-        assert answers.settle(again, Reply(b"a split")) is LATER
+        assert answers.release(again, Reply(b"a split")) is LATER
     journal.go_on.set()
     writing.join(30)
     assert first.answer == (b"a split" if problem is None else problem)
@@ -71,12 +71,12 @@ def test_heartbeats_are_answered_well_before_who_sends_them_counts_as_gone(timeo
         take_outcome=Outcome, clients={1: client}, timeouts=Timeouts(client_s=timeout_s)
     )
     answers, asked = Answers(None, registry, {}, None, threading.RLock()), []
-    with mock.patch("dataservice.dispatch.answers.told_client"):
+    with mock.patch("dataservice.dispatch.answers.iteration_response"):
         answers.park(SimpleNamespace(reply=asked.append), client, 100.0)
         for now in (100.0, 100.0 + 0.9 * held_s):
-            answers.settle(None, LATER, now)
+            answers.release(None, LATER, now)
             assert not asked
-        answers.settle(None, LATER, 100.0 + held_s)
+        answers.release(None, LATER, 100.0 + held_s)
         assert len(asked) == 1
 
 
@@ -97,7 +97,7 @@ class Disk:
     def ask(self, *keys):
         asked = Asked()
         self.changes = dict.fromkeys(("split", key) for key in keys)
-        assert self.answers.settle(asked, Reply(b"good")) is LATER
+        assert self.answers.release(asked, Reply(b"good")) is LATER
         return asked
 
     def fill(self):

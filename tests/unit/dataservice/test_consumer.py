@@ -103,7 +103,7 @@ def test_an_empty_reply_is_followed_by_another_request(make_script):
 
 
 def test_no_more_than_the_limit_is_asked_for_or_held(make_script):
-    script = make_script(max_outstanding=3)
+    script = make_script(max_outstanding_requests=3)
     requests = [script.asked() for _ in range(2)]
     asked = sum(body.max_elements for _, body in requests)
     assert asked <= 3

@@ -1,7 +1,10 @@
+import inspect
+import pickle
+
 import pytest
 
 from dataservice import CrossTrainerCache, Dataset, ShardingPolicy, distribute
-from dataservice.arguments import service_of
+from dataservice.options import JobOptions, service_of
 from mpidist.errors import FailedPreconditionError, UnimplementedError
 
 SERVICE = "inproc://localhost:4711"
@@ -74,6 +77,19 @@ def test_policies_have_tensorflows_numbers():
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         distribute(**{"processing_mode": "parallel_epochs", "service": SERVICE, **arguments})
+
+
+def test_options_are_the_arguments_of_distribute():
+    """Client functions pass them by their places."""
+    ours, given = (inspect.signature(each).parameters for each in (JobOptions, distribute))
+    assert list(ours) == list(given)
+    assert all(ours[name].default == given[name].default for name in given)
+
+
+def test_options_travel_with_a_dataset():
+    options = JobOptions("distributed_epoch", SERVICE, "j", max_outstanding_requests=-1)
+    again = pickle.loads(pickle.dumps(options))
+    assert (again, again.job, again.max_outstanding) == (options, options.job, None)
 
 
 @pytest.mark.parametrize("compression", ["AUTO", None])

@@ -35,7 +35,7 @@ def tasks(service):
 
 
 def iterations(service):
-    return len(service.dispatcher._dispatcher._registry.iterations)
+    return len(service.dispatcher._dispatcher._registry.jobs.iterations)
 
 
 # 1. Orders and copies

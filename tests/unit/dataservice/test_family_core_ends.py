@@ -146,7 +146,7 @@ def test_what_nobody_reads_is_forgotten(make_service, mode, workers):
         next(elements)
         assert tasks(service) >= 1
         elements.close()
-        wait_until(lambda: tasks(service) == 0 and not registry(service).iterations)
+        wait_until(lambda: tasks(service) == 0 and not registry(service).jobs.iterations)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -159,9 +159,9 @@ def test_one_reader_keeps_a_job(make_service, mode):
     two.close()
     wait_until(lambda: len(registry(service).clients) == 1)
     assert len([next(one) for _ in range(50)]) == 50
-    assert tasks(service) == len(registry(service).iterations) == 1
+    assert tasks(service) == len(registry(service).jobs.iterations) == 1
     one.close()
-    wait_until(lambda: tasks(service) == 0 and not registry(service).iterations)
+    wait_until(lambda: tasks(service) == 0 and not registry(service).jobs.iterations)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -171,7 +171,7 @@ def test_a_job_is_collected_and_made_again(make_service, mode):
     for _ in range(3):
         with iter(Dataset.range(10).repeat().apply(apply)) as elements:
             assert int(next(elements)) == 0
-        wait_until(lambda: tasks(service) == 0 and not registry(service).iterations)
+        wait_until(lambda: tasks(service) == 0 and not registry(service).jobs.iterations)
 
 
 def test_a_job_waits_for_readers_until_its_time_is_over(make_service):
@@ -180,7 +180,7 @@ def test_a_job_waits_for_readers_until_its_time_is_over(make_service):
     with iter(Dataset.range(10).apply(apply)) as elements:
         assert int(next(elements)) == 0
     wait_until(lambda: not registry(service).clients)
-    assert len(registry(service).iterations) == 1
+    assert len(registry(service).jobs.iterations) == 1
     assert values(Dataset.range(10).apply(apply)) == list(range(1, 10))
 
 
@@ -189,7 +189,7 @@ def test_datasets_that_are_registered_stay(make_service):
     name = register_dataset(service.target, Dataset.range(3))
     for _ in range(2):
         assert values(from_dataset_id(OFF, service.target, name)) == [0, 1, 2]
-        wait_until(lambda: not registry(service).iterations)
+        wait_until(lambda: not registry(service).jobs.iterations)
 
 
 # 10. Silence

@@ -275,7 +275,7 @@ def test_who_alone_could_read_from_a_worker_leaves(make_cluster, monkeypatch, ta
 
     there, there_found = begin(OTHER_HOST), []
     there_found.append(int(next(there)))
-    (iteration,) = registry.iterations.values()
+    (iteration,) = registry.jobs.iterations.values()
     if mode == DYNAMIC:  # until its worker has the whole source
         wait_until(lambda: iteration.next_index >= 60)
     here, here_found = begin(HERE), []

@@ -21,13 +21,13 @@ from mpidist.errors import (
 def test_datasets_are_known_by_their_digest():
     play = Play()
     request = pb.RegisterDatasetRequest(digest=b"a", summary="a", source_length=3)
-    assert play.registry.find_dataset(request) is None
-    first = play.registry.register_dataset(request)
-    assert play.registry.find_dataset(request) is play.registry.register_dataset(request) is first
+    assert play.registry.datasets.find(request) is None
+    first = play.registry.datasets.register(request)
+    assert play.registry.datasets.find(request) is play.registry.datasets.register(request) is first
     assert play.add_dataset("b").id not in (0, first.id)
-    assert play.registry.dataset(first.id) is first
+    assert play.registry.datasets.get(first.id) is first
     with pytest.raises(NotFoundError, match="dataset 999"):
-        play.registry.dataset(999)
+        play.registry.datasets.get(999)
 
 
 def test_datasets_are_known_by_their_name_too():
@@ -36,12 +36,12 @@ def test_datasets_are_known_by_their_name_too():
     assert (
         play.add_dataset("squares", digest=b"pickled elsewhere", name="mine", spec=b"int") is named
     )
-    assert play.registry.dataset_named("mine") is named
-    assert play.registry.dataset_named(str(play.dataset.id)) is play.dataset
+    assert play.registry.datasets.named("mine") is named
+    assert play.registry.datasets.named(str(play.dataset.id)) is play.dataset
     with pytest.raises(InvalidArgumentError, match=r"'mine'.*another structure"):
         play.add_dataset("cubes", name="mine", spec=b"float")
     with pytest.raises(NotFoundError, match="'yours'"):
-        play.registry.dataset_named("yours")
+        play.registry.datasets.named("yours")
 
 
 def test_the_registry_keeps_no_pickle():
@@ -209,7 +209,7 @@ def test_leaving_a_job_of_ones_own_forgets_it():
         play.registry.start_task(tasks[0])
     assert play.heartbeat(play.workers[0], 2, [tasks[0]]) == [tasks[0]]
     assert play.leave(client, 3).removals == []
-    assert play.registry.jobs == play.registry.iterations == play.registry.clients == {}
+    assert play.registry.jobs.by_id == play.registry.jobs.iterations == play.registry.clients == {}
 
 
 def test_a_worker_that_has_not_begun_a_task_is_not_told_to_forget_it():
@@ -234,7 +234,7 @@ def test_a_named_iteration_outlives_its_consumers_for_a_while():
     play.heartbeat(play.workers[0], 63, [task])
     play.registry.expire(now=63)
     assert play.registry.take_outcome().removals == [Removal(task, address_of(1))]
-    assert play.registry.iterations == {}
+    assert play.registry.jobs.iterations == {}
 
 
 def test_silent_clients_are_gone():

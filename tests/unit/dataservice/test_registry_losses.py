@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
 
-from dataservice.dispatch.endings import AWAY_S, decide
+from dataservice.dispatch.end_of_epoch import AWAY_S, dismiss_if_done
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import AlreadyExistsError, NotFoundError
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_never_goes_back():
     (task,) = play.start(play.join())
     play.progress(play.workers[0], task, 30)
     play.progress(play.workers[0], task, 20)
-    assert play.registry.leases.get(task).part.checkpoint.index == 30
+    assert play.registry.scheduler.get(task).part.checkpoint.index == 30
 
 
 def test_without_another_worker_the_part_waits_for_one():
@@ -111,7 +111,7 @@ def test_of_several_consumers_the_slowest_decides_what_is_used():
     (task,) = play.start(slow)
     play.registry.finish_task(task, 6)
     play.beat(fast, used=ranges(p0=[0, 6]))
-    part = play.registry.leases.get(task).part
+    part = play.registry.scheduler.get(task).part
     assert part.used.bounds == []
     play.beat(slow, used=ranges(p0=[0, 4]))
     assert part.used.bounds == [0, 4]
@@ -258,12 +258,12 @@ def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
     first, second = play.join_shared(), play.join_shared()
     (task,) = play.start(first)
     play.registry.unregister_worker(play.workers[0].id)
-    assert play.registry.leases.tasks[task].unsettled == {first.id, second.id}
+    assert play.registry.scheduler.tasks[task].pending_acks == {first.id, second.id}
     play.registry.take_outcome()
     changed = play.leave(second).changed
-    part = play.registry.leases.tasks[task].part
+    part = play.registry.scheduler.tasks[task].part
     assert changed["part", part.id] is part
-    assert part.task.unsettled == {first.id}
+    assert part.task.pending_acks == {first.id}
 
 
 # The end, where consumers share.
@@ -271,7 +271,7 @@ def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
 
 def at_end(play, client, now, **report):
     told = play.beat(client, now=now, at_end=True, **report)
-    return decide(client) or told.finished
+    return dismiss_if_done(client) or told.finished
 
 
 def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
@@ -280,13 +280,13 @@ def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
     play.start(one)
     assert not at_end(play, one, 1.0)
     play.registry.hear_all(1.5)  # they have said nothing
-    assert not decide(one)
+    assert not dismiss_if_done(one)
     assert [play.beat(each, now=2.0).beat_soon for each in (two, three)] == [False, False]
-    assert decide(one)
+    assert dismiss_if_done(one)
     # The one that may go sees to nothing any more.
     assert not at_end(play, two, 3.0)
     play.beat(three, now=4.0)
-    assert decide(two)
+    assert dismiss_if_done(two)
     assert not at_end(play, three, 5.0)
 
 
@@ -298,14 +298,14 @@ def test_nobody_goes_while_a_part_waits_for_a_worker():
     assert not at_end(play, one, 1.0, used=ranges(p0=[0, 10]))
     play.beat(two, now=2.0)
     play.lose(play.workers[0])
-    assert not decide(one)
+    assert not dismiss_if_done(one)
     assert play.beat(one, now=3.0, settled=[task]).waiting
     play.beat(two, now=4.0, settled=[task], held=ranges(p0=[10, 20]))
     # Now the other one has all that is left, and the part needs no worker.
     assert play.beat(one, now=5.0).given_out == 1
     assert not at_end(play, one, 6.0)
     play.beat(two, now=7.0)
-    assert decide(one)
+    assert dismiss_if_done(one)
 
 
 def test_one_that_was_told_to_go_and_goes_on_sees_to_the_rest_again():
@@ -314,11 +314,11 @@ def test_one_that_was_told_to_go_and_goes_on_sees_to_the_rest_again():
     play.start(one)
     play.beat(one, now=1.0, at_end=True)
     play.beat(two, now=1.0)
-    assert decide(one)
+    assert dismiss_if_done(one)
     play.beat(one, now=2.0)  # there was something new
     assert not at_end(play, two, 3.0)
     play.beat(one, now=3.0)
-    assert decide(two)
+    assert dismiss_if_done(two)
 
 
 def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
@@ -331,7 +331,7 @@ def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
     assert play.beat(there).elsewhere == 1
     assert not at_end(play, there, 1.0)
     play.beat(here, now=2.0)
-    assert not decide(there)
+    assert not dismiss_if_done(there)
     # But it waits for no dead one.
     play.registry.lose_clients("2")
     assert not at_end(play, there, 2.0 + AWAY_S)

@@ -156,3 +156,24 @@ def test_another_number_of_consumers_can_go_on():
     assert part.used.bounds == [0, 2]
     play.beat(clients[2], used=ranges(p0=[0, 7]))
     assert part.used.bounds == [0, 4]
+
+
+def test_a_refused_state_leaves_the_job_as_it_is():
+    play = Play(workers=1)
+    client = play.join_ordered(0, 1)
+    other = play.add_dataset("other")
+    terms = terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=2)
+    state = state_of(summary="other", terms=terms)
+    with pytest.raises(InvalidArgumentError, match=r"different parameters: existing .* over range"):
+        play.join(terms, "job", dataset=other, state=state)
+    assert len(play.beat(client).tasks) == 2
+
+
+def test_parts_that_are_given_up_with_an_unreachable_worker_are_in_the_journal():
+    play = Play(workers=2)
+    client = play.join_shared(delivery=pb.AT_MOST_ONCE)
+    task, _ = play.start(client)
+    play.registry.take_outcome()
+    play.registry.report_unreachable(task, 0.0, 10.0)
+    changed = play.registry.take_outcome().changed
+    assert changed["iteration", client.iteration.id].dropped == 1

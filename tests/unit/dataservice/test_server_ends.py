@@ -97,7 +97,7 @@ def test_a_bug_ends_a_server_with_its_reason(make_service, monkeypatch, role):
 
     if role == "dispatcher":
         server = service.dispatcher
-        monkeypatch.setattr(server._dispatcher, "_look_at_time", broken)
+        monkeypatch.setattr(server._dispatcher, "_check_timeouts", broken)
     else:
         server = service.workers[0]
         monkeypatch.setattr(server._worker, "_beat", broken)
@@ -164,7 +164,7 @@ from dataservice.dispatch.dispatcher import Dispatcher
 from dataservice.__main__ import main
 def broken(self, now):
     raise ZeroDivisionError("a bug")
-Dispatcher._look_at_time = broken
+Dispatcher._check_timeouts = broken
 sys.exit(main(["dispatcher"]))
 """
 

@@ -28,9 +28,12 @@ def test_a_repetition_that_a_state_brings_back_is_not_over_after_a_restart():
     (task,) = play.start(client)
     play.registry.finish_task(task, 3)
     play.leave(client, used=ranges(p0=[0, 3]))
-    for job in play.registry.jobs.values():
+    for job in play.registry.jobs.by_id.values():
         tables.setdefault("job", {})[job.id] = record_of(job, {})
-    for kind, known in (("dataset", play.registry.datasets), ("worker", play.registry.workers)):
+    for kind, known in (
+        ("dataset", play.registry.datasets.by_id),
+        ("worker", play.registry.workers),
+    ):
         for value in known.values():
             tables.setdefault(kind, {})[value.id] = record_of(
                 value, {play.dataset.id: Parcel(b"", ())}

@@ -81,7 +81,7 @@ def test_nobody_who_waits_for_room_counts_as_silent(make_journaled, disk):
             wait_until(lambda: dispatcher._answers.holds)
             with dispatcher._lock:
                 known = set(dispatcher._registry.workers), set(dispatcher._registry.clients)
-                dispatcher._look_at_time(time.monotonic() + 10_000)
+                dispatcher._check_timeouts(time.monotonic() + 10_000)
                 assert known == (
                     set(dispatcher._registry.workers),
                     set(dispatcher._registry.clients),

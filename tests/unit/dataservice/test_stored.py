@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.responses import iteration_response
 from dataservice.dispatch.stored import part_state, record_of, restore
-from dataservice.dispatch.told import told_client
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist.errors import Error
@@ -55,7 +55,7 @@ class Journal:
 
 def picture(registry):
     """All that can be told of it, less the versions, which only tell that something is new."""
-    told = {key: told_client(client) for key, client in registry.clients.items()}
+    told = {key: iteration_response(client) for key, client in registry.clients.items()}
     for state in told.values():
         state.version = 0
     parts = {
@@ -63,22 +63,22 @@ def picture(registry):
             part.id,
             part_state(part),
             part.used.bounds,
-            dict(part.marks),
+            dict(part.watermarks),
             {client: held.bounds for client, held in part.held.items()},
             part.finished,
-            part.home,
+            part.slot,
             (
                 part.task.id,
                 part.task.worker.id,
                 part.task.worker.address,
                 part.task.running,
                 part.task.lost,
-                part.task.unsettled,
+                part.task.pending_acks,
             )
             if part.task
             else None,
         )
-        for iteration in registry.iterations.values()
+        for iteration in registry.jobs.iterations.values()
         for number, part in iteration.parts.items()
     }
     iterations = {
@@ -92,18 +92,23 @@ def picture(registry):
             set(iteration.served),
             sorted(iteration.cursors.state(), key=str) if iteration.cursors else None,
         )
-        for key, iteration in registry.iterations.items()
+        for key, iteration in registry.jobs.iterations.items()
     }
     workers = {
-        key: (worker.address, worker.process, worker.tags, registry.homes.of(worker.address))
+        key: (
+            worker.address,
+            worker.process,
+            worker.tags,
+            registry.scheduler.slots.of(worker.address),
+        )
         for key, worker in registry.workers.items()
     }
     jobs = {
         key: (job.name, job.dataset.id, job.terms, sorted(job.finished))
-        for key, job in registry.jobs.items()
+        for key, job in registry.jobs.by_id.items()
     }
     clients = {key: (client.process, client.index) for key, client in registry.clients.items()}
-    return told, parts, iterations, workers, jobs, clients, sorted(registry.leases.tasks)
+    return told, parts, iterations, workers, jobs, clients, sorted(registry.scheduler.tasks)
 
 
 class Ids:
@@ -167,7 +172,7 @@ class Restarts(RuleBasedStateMachine):
         self.ids[1] = Ids(self.ids[0].following)
         self.registries[1] = self.journal.restored(self.now, self.ids[1])
         # Nobody knows how long they have not been used.
-        for dataset in self.registries[0].datasets.values():
+        for dataset in self.registries[0].datasets.by_id.values():
             dataset.last_used = float("inf")
         # They are heard of before anything is placed; parts would else go to new ones first.
         for worker in self.registries[1].workers.values():
@@ -209,7 +214,7 @@ class Restarts(RuleBasedStateMachine):
     def report(self, data, numbers, leaves):
         client = self.registries[0].clients[self.one_of(data, self.registries[0].clients)]
         part = data.draw(st.sampled_from(sorted(client.iteration.parts) or [None]))
-        report = {"settled": list(told_client(client).settle)}
+        report = {"settled": list(iteration_response(client).settle)}
         if part is not None:
             start, stop = sorted(numbers)
             used = pb.Ranges(part=part, bounds=[start, stop])
@@ -221,21 +226,21 @@ class Restarts(RuleBasedStateMachine):
         else:
             self.both(lambda play: bool(play.registry.heartbeat_client(request, self.now)))
 
-    @precondition(lambda self: self.registries[0].leases.tasks)
+    @precondition(lambda self: self.registries[0].scheduler.tasks)
     @rule(data=st.data(), passes=st.integers(0, 1))
     def evaluate(self, data, passes):
-        task_id = self.one_of(data, self.registries[0].leases.tasks)
-        part = self.registries[0].leases.tasks[task_id].part
+        task_id = self.one_of(data, self.registries[0].scheduler.tasks)
+        part = self.registries[0].scheduler.tasks[task_id].part
         number = part.granted.count((passes,))
         self.both(lambda play: play.registry.start_task(task_id).part.number)
         self.both(lambda play: play.registry.next_split(task_id, (passes,), number))
         self.both(lambda play: play.registry.next_split(task_id, (passes,), max(number - 1, 0)))
 
-    @precondition(lambda self: self.registries[0].leases.tasks)
+    @precondition(lambda self: self.registries[0].scheduler.tasks)
     @rule(data=st.data(), index=numbers, total=st.none() | numbers)
     def progress(self, data, index, total):
-        task_id = self.one_of(data, self.registries[0].leases.tasks)
-        task = self.registries[0].leases.tasks[task_id]
+        task_id = self.one_of(data, self.registries[0].scheduler.tasks)
+        task = self.registries[0].scheduler.tasks[task_id]
         split = max(task.part.granted.count((0,)) - 1, 0)
         if not task.lost:
             self.both(

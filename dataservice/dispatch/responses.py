@@ -1,49 +1,49 @@
-"""What the dispatcher tells of its registry. Pure."""
+"""The answers of the dispatcher, from its registry. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataservice.dispatch.endings import is_asked_for
-from dataservice.dispatch.leases import may_read
+from dataservice.dispatch.end_of_epoch import is_asked_for
 from dataservice.dispatch.records import Client, Iteration, Task
 from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.scheduler import may_read
 from dataservice.dispatch.stored import held_of
 from dataservice.proto import dataservice_pb2 as pb
 
 
-def told_client(client: Client) -> pb.IterationState:
-    """Local. What a client needs to know of its iteration."""
+def iteration_response(client: Client) -> pb.IterationState:
+    """Return the state of a client's iteration."""
     iteration = client.iteration
     state = pb.IterationState(
         finished=iteration.finished,
         version=iteration.version,
         dropped=iteration.dropped,
-        over=client.over,
+        over=client.dismissed,
         beat_soon=is_asked_for(client),
     )
     for part in iteration.parts.values():
         task = part.task
         if part.finished:
-            # Perhaps before this client has asked for it, where it has no elements.
+            # A part without elements may end before this client has asked for it.
             state.ended.add(part=part.number, total=part.total)
             continue
         if task is None:
-            state.waiting += not part.given_out
-            state.given_out += part.given_out
+            state.waiting += not part.fully_held
+            state.given_out += part.fully_held
         elif task.lost:
             state.waiting += 1
-            if client.id in task.unsettled:
+            if client.id in task.pending_acks:
                 state.settle.append(task.id)
         elif may_read(client, task.worker):
             state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
         else:
-            state.elsewhere += iteration.job.terms.reading == pb.SHARED
+            state.elsewhere += iteration.job.shared
     return state
 
 
-def told_task(task: Task) -> pb.Task:
-    """Local. What a worker needs to know of a task."""
+def task_response(task: Task) -> pb.Task:
+    """Return the description of a task for its worker."""
     part, iteration = task.part, task.part.iteration
     terms = iteration.job.terms
     fixed = terms.num_shards or (terms.policy > pb.DYNAMIC and len(iteration.parts)) or 0
@@ -66,8 +66,8 @@ def told_task(task: Task) -> pb.Task:
     )
 
 
-def told_state(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
-    """Local. The state of an iteration, where a consumer is so far in some of its parts."""
+def state_response(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
+    """Return the state of an iteration for a consumer that is so far in some of its parts."""
     state = pb.State(
         summary=iteration.job.dataset.request.summary,
         terms=iteration.job.terms,
@@ -77,25 +77,26 @@ def told_state(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
     )
     asked = {part.part: part for part in parts}
     for number, part in sorted(iteration.parts.items()):
-        told = state.parts.add()
+        position = state.parts.add()
         if number in asked:
-            told.CopyFrom(asked[number])
+            position.CopyFrom(asked[number])
         else:
-            told.part, told.start = number, part.start
-        told.total = part.total
-        if not told.HasField("checkpoint"):
-            told.checkpoint.CopyFrom(part.checkpoint)
-        told.splits.CopyFrom(part.granted.after(told.checkpoint.position).state())
+            position.part, position.start = number, part.start
+        position.total = part.total
+        if not position.HasField("checkpoint"):
+            position.checkpoint.CopyFrom(part.checkpoint)
+        first = position.checkpoint
+        position.splits.CopyFrom(part.granted.after(first.position).state())
     return state
 
 
-def told_status(registry: Registry, now: float) -> pb.Status:
-    """Local. What the service is doing, for people."""
+def status_response(registry: Registry, now: float) -> pb.Status:
+    """Return a report of the service for people."""
     status = pb.Status()
     for worker in registry.workers.values():
         silent_s = now - worker.last_seen
         status.workers.add(address=worker.address, silent_s=silent_s, work=worker.work)
-    for iteration in registry.iterations.values():
+    for iteration in registry.jobs.iterations.values():
         status.jobs.append(_job(iteration, now))
     return status
 

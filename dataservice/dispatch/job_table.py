@@ -1,0 +1,201 @@
+"""The jobs of a dispatcher, their iterations, and what the consumers of a job agree on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dataservice.dispatch.records import Dataset, Iteration, Job, Outcome
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import AlreadyExistsError, InvalidArgumentError
+
+# The readings that error messages name.
+_SPECIAL = (pb.ORDERED, pb.ROUNDS, pb.CACHED)
+
+
+class JobTable:
+    """The jobs, and their iterations that go on.
+
+    Args:
+        ids: Source of new ids.
+        outcome: Takes the changes.
+
+    Attributes:
+        by_id: All jobs, by id.
+        iterations: The iterations of all jobs, by id.
+    """
+
+    def __init__(self, ids: Iterator[int], outcome: Outcome) -> None:
+        self._ids = ids
+        self._outcome = outcome
+        self.by_id: dict[int, Job] = {}
+        self._by_name: dict[str, Job] = {}
+        self.iterations: dict[int, Iteration] = {}
+
+    def job_of(self, request: pb.IterationRequest, dataset: Dataset) -> Job:
+        """Return the job of a request, new or known.
+
+        Raises:
+            InvalidArgumentError: The state is of another dataset or kind of job, or the job
+                exists with other parameters.
+        """
+        summary = dataset.request.summary
+        resumes = request.HasField("state")
+        if resumes and _is_of_other_kind(request.state, summary, request.terms):
+            raise InvalidArgumentError(
+                f"the state belongs to an iterator over {request.state.summary}, read as "
+                f"{_read_as(request.state.terms)}, not over {summary}, read as "
+                f"{_read_as(request.terms)}"
+            )
+        job = self._by_name.get(request.job_name) if request.job_name else None
+        if job is None:
+            return self.add_job(request.job_name, dataset, request.terms)
+        same = job.terms == request.terms or (
+            # All consumers were restarted, and there are more or fewer of them now.
+            resumes and _differ_in_consumers(job.terms, request.terms)
+        )
+        # Compared as text: the pickle of one description may differ between processes.
+        if not same or job.dataset.request.summary != summary:
+            raise InvalidArgumentError(
+                f"there is a job {job.name!r} with different parameters: existing "
+                f"{_described(job.terms)} over {job.dataset.request.summary}, new "
+                f"{_described(request.terms)} over {summary}; give one of them another job_name"
+            )
+        return job
+
+    def add_job(self, name: str, dataset: Dataset, terms: pb.Terms) -> Job:
+        """Add a job; an empty name makes it one consumer's own."""
+        job = Job(next(self._ids), name, dataset, terms)
+        self.restore_job(job)
+        self._outcome.touch(job)
+        return job
+
+    def restore_job(self, job: Job) -> None:
+        """Add a job that is in the journal."""
+        self.by_id[job.id] = job
+        if job.name:
+            self._by_name[job.name] = job
+
+    def restore_iteration(self, iteration: Iteration) -> None:
+        """Add an iteration that is in the journal."""
+        iteration.job.iterations[iteration.repetition] = iteration
+        self.iterations[iteration.id] = iteration
+
+    def join(self, job: Job, request: pb.IterationRequest) -> Iteration | None:
+        """Return the iteration of a request, if it goes on.
+
+        Raises:
+            InvalidArgumentError: Only some of its consumers resume from a state.
+        """
+        iteration = job.iterations.get(request.repetition)
+        if iteration is not None and (iteration.begin is not None) != request.HasField("state"):
+            raise InvalidArgumentError(
+                f"some consumers of the job {job.name!r} resume from a state and others do not: "
+                "set the same state in all of them before they read"
+            )
+        return iteration
+
+    def begin(self, job: Job, request: pb.IterationRequest, seed: int) -> Iteration:
+        """Add the iteration of a request.
+
+        Args:
+            job: Its job.
+            request: The repetition, and the state from which it goes on, if there is one.
+            seed: Randomness for an iteration without a state.
+        """
+        begin = request.state if request.HasField("state") else None
+        if begin is not None:
+            job.terms = request.terms
+            job.finished.discard(request.repetition)
+            self._outcome.touch(job)
+        next_index = None
+        if job.deals_out_splits:
+            next_index = begin.next_index if begin is not None else 0
+        seed = begin.seed if begin else seed
+        iteration = Iteration(next(self._ids), job, request.repetition, seed, begin, next_index)
+        self.restore_iteration(iteration)
+        self._outcome.touch(iteration)
+        return iteration
+
+    def forget(self, iteration: Iteration) -> None:
+        """Forget an iteration, and its job if that has no name."""
+        job = iteration.job
+        if iteration.finished:
+            job.finished.add(iteration.repetition)
+        del job.iterations[iteration.repetition], self.iterations[iteration.id]
+        for part in iteration.parts.values():
+            self._outcome.remove(part)
+        self._outcome.remove(iteration)
+        if job.name:
+            self._outcome.touch(job)
+        else:
+            del self.by_id[job.id]
+            self._outcome.remove(job)
+
+
+def taken_back(job: Job, request: pb.IterationRequest) -> list[Iteration]:
+    """List the iterations that end because consumers return with an earlier state."""
+    if not request.HasField("state"):
+        return []
+    if job.terms != request.terms:  # for another number of consumers
+        return list(job.iterations.values())
+    iteration = job.iterations.get(request.repetition)
+    if iteration is None:
+        return []
+    begin = iteration.begin
+    is_other = begin is None or begin.position != request.state.position
+    rejoins = has_consumer_index(job.terms) and request.consumer_index in iteration.joined
+    return [iteration] if is_other or rejoins else []
+
+
+def has_consumer_index(terms: pb.Terms) -> bool:
+    """Return whether the consumers of a job are told apart by their indices."""
+    return terms.reading in (pb.ORDERED, pb.ROUNDS)
+
+
+def check_index_is_free(iteration: Iteration, index: int) -> None:
+    """Raise AlreadyExistsError if another consumer reads with this index."""
+    for other in iteration.clients.values():
+        if other.index == index:
+            raise AlreadyExistsError(
+                f"consumer {index} of the job {iteration.job.name!r} is already reading, in "
+                f"{other.process}"
+            )
+
+
+def _described(terms: pb.Terms) -> str:
+    """Describe terms in words: those that are not the default."""
+    words = [pb.ShardingPolicy.Name(terms.policy)]
+    if terms.reading in _SPECIAL:
+        words.append(f"reading {pb.Reading.Name(terms.reading)}")
+    for name, kind in (("delivery", pb.Delivery), ("target", pb.Target)):
+        if getattr(terms, name):
+            words.append(f"{name} {kind.Name(getattr(terms, name))}")
+    numbers = ("num_shards", "num_consumers")
+    words += [f"{name} {getattr(terms, name)}" for name in numbers if getattr(terms, name)]
+    return ", ".join(words)
+
+
+def _read_as(terms: pb.Terms) -> str:
+    """Describe in words how elements come to consumers."""
+    name = pb.Reading.Name(terms.reading)
+    if has_consumer_index(terms):
+        name += f" by {terms.num_consumers} consumers from {terms.num_shards} parts"
+    return name
+
+
+def _is_of_other_kind(begin: pb.State, summary: str, terms: pb.Terms) -> bool:
+    """Return whether an iteration with these terms cannot begin from a state."""
+    theirs = begin.terms
+    if (begin.summary, theirs.reading) != (summary, terms.reading):
+        return True
+    if terms.reading == pb.ROUNDS and theirs.num_consumers != terms.num_consumers:
+        return True
+    return has_consumer_index(terms) and theirs.num_shards != terms.num_shards
+
+
+def _differ_in_consumers(terms: pb.Terms, other: pb.Terms) -> bool:
+    """Return whether two terms are of one order, for different numbers of consumers."""
+    same = pb.Terms()
+    same.CopyFrom(terms)
+    same.num_consumers = other.num_consumers
+    return terms.reading == pb.ORDERED and terms != other and same == other

@@ -1,0 +1,275 @@
+"""Leases of parts by workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from dataservice.auto_shard import worker_index
+from dataservice.dispatch.records import Client, Iteration, Outcome, Part, Removal, Task, Worker
+from dataservice.dispatch.splits import Granted
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import NotFoundError
+
+# Readings with a fixed number of parts. Under the others there is one for each worker.
+_NUMBERED = (pb.ORDERED, pb.ROUNDS, pb.SAVED)
+# Readings in which every consumer has elements of every part: a consumer that cannot read a part
+# would wait for ever.
+_FOR_ALL = (pb.ORDERED, pb.ROUNDS)
+_STATIC = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
+
+
+class WorkerSlots:
+    """The slots of workers under static sharding: their indices in the configured addresses.
+
+    Args:
+        addresses: As configured; see :func:`worker_index`. Empty without static sharding.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._taken: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def assign(self, address: str, living: Collection[str]) -> None:
+        """Assign a slot to a worker. A worker that returns keeps its slot.
+
+        Args:
+            address: The worker's address.
+            living: The addresses of all registered workers.
+
+        Raises:
+            InvalidArgumentError: There is no slot for it.
+        """
+        if self._addresses and address not in self._taken.values():
+            open_ones = [
+                self._taken[slot] if self._taken.get(slot) in living else entry
+                for slot, entry in enumerate(self._addresses)
+            ]
+            self._taken[worker_index(address, open_ones)] = address
+
+    def of(self, address: str) -> int:
+        """Return the slot of a worker; -1 if it has none."""
+        slots = [slot for slot, taken in self._taken.items() if taken == address]
+        return slots[0] if slots else -1
+
+
+class Scheduler:
+    """Leases parts to workers, and to other workers when those are lost.
+
+    Args:
+        ids: Source of new ids.
+        outcome: Takes the changes.
+        worker_addresses: Those that static sharding counts on.
+
+    Attributes:
+        slots: The slots of workers under static sharding.
+        tasks: All leases, by id.
+    """
+
+    def __init__(
+        self, ids: Iterator[int], outcome: Outcome, worker_addresses: Sequence[str]
+    ) -> None:
+        self._ids = ids
+        self._outcome = outcome
+        self.slots = WorkerSlots(worker_addresses)
+        self.tasks: dict[int, Task] = {}
+
+    def get(self, task_id: int) -> Task:
+        """Return a task.
+
+        Raises:
+            NotFoundError: It has been forgotten, or its worker counts as lost.
+        """
+        task = self.tasks.get(task_id)
+        if task is None:
+            raise NotFoundError(
+                f"unknown task {task_id}: its iteration has ended, or another worker has its part"
+            )
+        if task.lost:
+            raise NotFoundError(f"task {task_id} is lost: its worker {task.worker.address} is gone")
+        return task
+
+    def tasks_of(self, worker: Worker) -> list[Task]:
+        """List the tasks of a worker."""
+        return [task for task in self.tasks.values() if task.worker is worker]
+
+    def check_terms(self, terms: pb.Terms) -> None:
+        """Raise NotFoundError if a job is sharded statically and no workers are configured."""
+        if _has_part_for_each_slot(terms) and not len(self.slots):
+            raise NotFoundError(
+                f"ShardingPolicy.{pb.ShardingPolicy.Name(terms.policy)} divides the "
+                "dataset between workers that are known in advance: give the dispatcher "
+                "DispatcherConfig(worker_addresses=...)"
+            )
+
+    def make_parts(self, iteration: Iteration) -> None:
+        """Make the parts of a new iteration, if their number is fixed."""
+        terms = iteration.job.terms
+        for state in iteration.begin.parts if iteration.begin is not None else ():
+            part = self._add(iteration, state.part)
+            part.start, part.total = state.start, state.total
+            part.checkpoint.CopyFrom(state.checkpoint)
+            part.granted = Granted.of(state.splits)
+            part.used.add(0, state.start)
+            part.finish_if_used()
+        if terms.reading in _NUMBERED:
+            for number in range(len(iteration.parts), terms.num_shards):
+                self._add(iteration, number)
+        elif _has_part_for_each_slot(terms) and iteration.begin is None:
+            # An iteration that goes on from a state keeps its parts, for any workers.
+            for number in range(len(iteration.parts), len(self.slots)):
+                self._add(iteration, number).slot = number
+
+    def place(self, iteration: Iteration, workers: Iterable[Worker]) -> None:
+        """Lease every part that has no worker, and serve every new worker."""
+        able = [worker for worker in workers if _can_serve(worker, iteration)]
+        load = {worker.id: 0 for worker in able}
+        for task in iteration.tasks:
+            if task.worker.id in load and not task.part.finished:
+                load[task.worker.id] += 1
+        for part in iteration.parts.values():
+            if part.task is None and not part.finished and not part.fully_held:
+                fit = [w for w in able if part.slot in (-1, self.slots.of(w.address))]
+                if fit:
+                    worker = min(fit, key=lambda w: _reluctance(part, w, load))
+                    load[worker.id] += 1
+                    self._lease(part, worker)
+        for worker in able:
+            if worker.address not in iteration.served:
+                self._serve_new(iteration, worker, load)
+
+    def _serve_new(self, iteration: Iteration, worker: Worker, load: dict[int, int]) -> None:
+        """Give work to a worker that has had no part of an iteration."""
+        iteration.served.add(worker.address)
+        self._outcome.touch(iteration)
+        terms = iteration.job.terms
+        if terms.reading in _NUMBERED:
+            # A stream that is being saved stays with its worker: to move it costs more.
+            while terms.reading != pb.SAVED and load and max(load.values()) > load[worker.id] + 1:
+                busiest = max(load, key=lambda key: load[key])
+                task = next(
+                    t for t in iteration.tasks if t.worker.id == busiest and not t.part.finished
+                )
+                self._withdraw(task)
+                self._lease(task.part, worker)
+                load[busiest] -= 1
+                load[worker.id] += 1
+        elif (
+            terms.policy not in _STATIC
+            and not load[worker.id]
+            and (
+                # An iteration that goes on from a state has the copies that it had.
+                iteration.begin is None or terms.policy == pb.DYNAMIC
+            )
+        ):
+            self._lease(self._add(iteration, len(iteration.parts)), worker)
+
+    def lose(self, task: Task) -> None:
+        """Take the part of a worker that is gone."""
+        part, terms = task.part, task.part.iteration.job.terms
+        part.iteration.version += 1
+        self._outcome.touch(part)
+        if part.finished or part.fully_held:
+            self._withdraw(task, notify=False)
+        elif task.running and terms.delivery == pb.AT_MOST_ONCE:
+            part.finished = True
+            part.iteration.dropped += 1
+            self._outcome.touch(part.iteration)
+            self._withdraw(task, notify=False)
+        elif task.running and terms.delivery == pb.EXACTLY_ONCE and terms.reading == pb.SHARED:
+            task.lost = True
+            task.pending_acks = set(part.iteration.clients)
+            self._end_if_acknowledged(task)
+        else:
+            # Consumers that name the elements they want can ask any worker for them.
+            self._withdraw(task, notify=False)
+
+    def acknowledge_loss(self, task: Task, client: Client) -> None:
+        """Note that a client takes nothing more from a lost task, and has reported all it holds."""
+        if client.id in task.pending_acks:
+            task.pending_acks.discard(client.id)
+            self._outcome.touch(task.part)
+        self._end_if_acknowledged(task)
+
+    def free_unreadable(self, iteration: Iteration) -> None:
+        """Withdraw tasks that clients cannot read, after a client has come or left."""
+        for task in iteration.tasks:
+            if task.lost or task.part.finished or _can_serve(task.worker, iteration):
+                continue
+            if iteration.job.terms.reading in _FOR_ALL:
+                self._withdraw(task)  # consumers ask its next worker
+            else:
+                self.lose(task)
+
+    def forget(self, iteration: Iteration) -> None:
+        """Withdraw all tasks of an iteration."""
+        for task in iteration.tasks:
+            self._withdraw(task)
+
+    def restore(self, task: Task) -> None:
+        """Add a task that is in the journal."""
+        self.tasks[task.id] = task
+
+    def _end_if_acknowledged(self, task: Task) -> None:
+        if task.lost and not task.pending_acks:
+            self._withdraw(task, notify=False)
+
+    def _add(self, iteration: Iteration, number: int) -> Part:
+        part = Part(next(self._ids), iteration, number)
+        iteration.parts[number] = part
+        self._outcome.touch(part)
+        return part
+
+    def _lease(self, part: Part, worker: Worker) -> None:
+        part.task = Task(next(self._ids), part, worker)
+        part.attempts += 1
+        self.tasks[part.task.id] = part.task
+        part.slot = -1
+        if worker.address not in part.iteration.served:
+            part.iteration.served.add(worker.address)
+            self._outcome.touch(part.iteration)
+        part.iteration.version += 1
+        self._outcome.touch(part)
+
+    def _withdraw(self, task: Task, *, notify: bool = True) -> None:
+        del self.tasks[task.id]
+        task.part.task = None
+        task.part.iteration.version += 1
+        self._outcome.touch(task.part)
+        if notify and task.running:
+            self._outcome.removals.append(Removal(task.id, task.worker.address))
+
+
+def may_read(client: Client, worker: Worker) -> bool:
+    """Return whether a client reads from a worker."""
+    target = client.iteration.job.terms.target
+    if target == pb.LOCAL:
+        return client.process == worker.process
+    if target == pb.ANY or "COLOCATED" not in worker.tags:
+        return True
+    # Such a worker serves the consumers of its own host.
+    return client.process.partition("/")[0] == worker.process.partition("/")[0]
+
+
+def _has_part_for_each_slot(terms: pb.Terms) -> bool:
+    """Return whether every configured worker has a part of its own."""
+    return terms.policy in _STATIC and terms.reading not in _NUMBERED
+
+
+def _reluctance(part: Part, worker: Worker, load: dict[int, int]) -> tuple[bool, bool, int]:
+    """Return how little a worker suits a part, as a key for sorting.
+
+    A worker that registered before the dispatcher was started again may have ended with it. Every
+    part that it got would be waited for until consumers have found that out.
+    """
+    return worker.id == part.avoided, not worker.is_known_to_live, load[worker.id]
+
+
+def _can_serve(worker: Worker, iteration: Iteration) -> bool:
+    reading = iteration.job.terms.reading
+    if reading == pb.SAVED:
+        return True
+    may = (may_read(client, worker) for client in iteration.clients.values())
+    return all(may) if reading in _FOR_ALL else any(may)
