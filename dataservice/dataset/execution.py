@@ -25,7 +25,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
@@ -50,8 +49,15 @@ class Over:
         self.failure = failure
 
 
-class _Call:
-    """A call that is made ahead; its result is a Failure if the call raises."""
+class Call:
+    """A call that is made ahead.
+
+    Attributes:
+        work: The function.
+        element: The argument.
+        result: The result, or a Failure if the call raised.
+        done: Whether the result is there.
+    """
 
     __slots__ = ("done", "element", "result", "work")
 
@@ -89,7 +95,7 @@ class ReadAhead:
         self._in_order = in_order
         # The calls whose results have not been taken. They are not reachable from the lane, which
         # the finalizer keeps alive: an error that has been raised refers to the frames of the pass.
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[Call] = deque()
         self._lane = _Lane(limit, pool)
         pool.open(self._lane, threads or limit)
         self._finalizer = weakref.finalize(self, self._lane.close)
@@ -99,22 +105,29 @@ class ReadAhead:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def calls(self) -> list[Call]:
+        """Return the calls whose results have not been taken."""
+        with _LOCK:
+            return list(self._calls)
+
     def add(self, element: Any) -> None:
         """Queue the call for an element; a Failure in the place of one is the result itself.
 
         Raises:
-            RuntimeError: The system refuses another thread.
+            RuntimeError: The system refuses another thread. The call stays queued.
         """
+        call = Call(self._work, element)
         if isinstance(element, Failure):
-            self._append(element, element)
-            return
-        call = _Call(self._work, element)
+            call.result, call.done = element, True
         self._calls.append(call)
-        self._lane.add(call)
+        if not call.done:
+            self._lane.add(call)
 
     def put(self, result: Any) -> None:
         """Append a result, as from a state; an Over ends the read-ahead."""
-        self._append(None, result)
+        call = Call(self._work, None)
+        call.result, call.done = result, True
+        self._calls.append(call)
         if isinstance(result, Over):
             self._lane.end()
 
@@ -137,22 +150,6 @@ class ReadAhead:
             raise result.error
         finally:
             del result  # the error's traceback refers to this frame
-
-    def elements(self) -> list[Any]:
-        """Return the elements whose results have not been taken."""
-        with _LOCK:
-            return [call.element for call in self._calls]
-
-    def results(self) -> list[Any]:
-        """Return the results in their order, up to the first call that is not done."""
-        with _LOCK:
-            calls = list(self._calls)
-        results = []
-        for call in calls:
-            if not call.done:
-                break
-            results.append(call.result)
-        return results
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -188,11 +185,6 @@ class ReadAhead:
         calls.clear()  # without the lock, for elements are users' objects
         return ended
 
-    def _append(self, element: Any, result: Any) -> None:
-        call = _Call(self._work, element)
-        call.result, call.done = result, True
-        self._calls.append(call)
-
     def _ready_result(self) -> Any:
         with _LOCK:
             if self._lane.closed or not self._calls:
@@ -210,7 +202,7 @@ class ReadAhead:
         with _LOCK:
             if lane.closed or self._first_done() is not None:
                 return
-            if lane.runners or lane.coming or lane.pauses:
+            if lane.runners or lane.pauses or lane.pool.has_free_thread:
                 lane.awaited = self._calls[0] if self._in_order else None
                 lane.changed.wait()
                 lane.awaited = None  # the finalizer keeps the lane alive, but not the result
@@ -218,7 +210,7 @@ class ReadAhead:
         if lane.run_next():
             lane.ask()
 
-    def _first_done(self) -> _Call | None:
+    def _first_done(self) -> Call | None:
         for call in self._calls:
             if call.done:
                 return call
@@ -228,18 +220,17 @@ class ReadAhead:
 
 
 class _Lane:
-    """The calls of a read-ahead that have not been done, as threads see them.
+    """The calls of a read-ahead that have not begun, as threads see them.
 
     Attributes:
         pool: Provides the threads.
-        changed: Notified when a call is done that a consumer waits for, when the last running one
-            is, and when the lane is closed.
-        runners: The threads that run a call now; the consumer may be among them.
-        threads: The number of the pool's threads that the lane has.
-        coming: How many of these have not begun a call.
+        changed: Notified when a consumer may find a result, or should run a call, and when the last
+            running call has ended.
+        runners: The threads that run a call now; a consumer may be among them.
+        threads: The number of the pool's threads that are at this lane.
+        queued: The number of places that the lane has in the pool's backlog.
         pauses: While positive, no call begins.
         awaited: The call that the consumer waits for; None stands for any.
-        queued: Whether the lane waits for a thread of the pool.
         closed: Whether the results are not wanted any more.
     """
 
@@ -247,39 +238,34 @@ class _Lane:
         self.pool = pool
         self.changed = threading.Condition(_LOCK)
         self.runners: set[int] = set()
-        self.threads = self.coming = self.pauses = 0
-        self.awaited: _Call | None = None
-        self.queued = self.closed = False
+        self.threads = self.queued = self.pauses = 0
+        self.awaited: Call | None = None
+        self.closed = False
         self._limit = limit
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[Call] = deque()
         self._over = False
 
-    @property
-    def wants_thread(self) -> bool:
-        wanted = min(self._limit - len(self.runners), len(self._waiting))
-        return self.coming < wanted and not self.pauses
-
-    def add(self, call: _Call) -> None:
+    def add(self, call: Call) -> None:
         with _LOCK:
             if self._over:
                 return
             self._waiting.append(call)
         self.ask()
-
-    def ask(self) -> None:
-        """Get threads for the calls that may begin."""
-        with _LOCK:
-            self.pool.ask(self)
         self.pool.start_threads()
 
-    def run_next(self, *, arrives: bool = False) -> bool:
-        """Run a call in this thread; return False if none may begin.
-
-        Args:
-            arrives: Whether the thread is one of those that come from the pool.
-        """
+    def ask(self) -> None:
+        """Take a place in the backlog for each call that may begin."""
         with _LOCK:
-            self.coming -= arrives
+            wanted = min(self._limit - len(self.runners), len(self._waiting))
+            while self.queued < wanted and not self.pauses:
+                self.queued += 1
+                self.pool.queue(self)
+            if not self.pool.has_free_thread:
+                self.changed.notify_all()  # the consumer runs the call
+
+    def run_next(self) -> bool:
+        """Run a call in this thread; return False if none may begin."""
+        with _LOCK:
             if self.pauses or not self._waiting or len(self.runners) >= self._limit:
                 return False
             self.runners.add(get_ident())
@@ -297,12 +283,6 @@ class _Lane:
                 self.changed.notify_all()
         del call  # its error refers to this frame, which has called the frames of the traceback
         return True
-
-    def serve(self) -> None:
-        """Run calls in a thread of the pool, until none may begin or other lanes wait for it."""
-        ran = self.run_next(arrives=True)
-        while ran and not self.pool.yields(self):
-            ran = self.run_next()
 
     def end(self) -> None:
         """Give up the calls that have not begun, and leave the pool."""
@@ -331,12 +311,16 @@ class Pool:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._size = 0
         self._lanes: set[_Lane] = set()
+        # A lane has a place for each call that it wants a thread for, so that lanes take turns.
         self._backlog: deque[_Lane] = deque()
-        # For each lane in the queue there is a thread that comes for it; None ends a thread.
-        self._given: SimpleQueue[_Lane | None] = SimpleQueue()
-        self._busy = self._idle = self._missing = 0
+        self._changed = threading.Condition(_LOCK)
+        self._size = self._threads = self._idle = 0
+
+    @property
+    def has_free_thread(self) -> bool:
+        """True if idle threads, or threads about to start, take all lanes of the backlog."""
+        return self._idle >= len(self._backlog)
 
     def open(self, lane: _Lane, threads: int) -> None:
         """Have at least so many threads until the last lane has left."""
@@ -345,100 +329,65 @@ class Pool:
             self._size = max(self._size, threads)
 
     def leave(self, lane: _Lane) -> None:
-        """Let threads that are stuck in a call of the lane not count any more; idempotent."""
+        """Replace the threads that are at a lane, for their calls may hang; idempotent."""
         if lane not in self._lanes:
             return
         self._lanes.discard(lane)
-        self._busy -= lane.threads
+        self._threads -= lane.threads
         lane.threads = 0
         if not self._lanes:
             self._size = 0
-            while self._idle:
-                self._idle -= 1
-                self._given.put(None)
+            self._changed.notify_all()
 
-    def ask(self, lane: _Lane) -> None:
-        """Give the lane threads, or a place in the backlog if all are busy."""
-        while lane.wants_thread:
-            if self._busy >= self._size:
-                self._queue(lane)
-                return
-            self._assign(lane)
-            self._given.put(lane)
-            if self._idle:
-                self._idle -= 1
-            else:
-                self._missing += 1
-
-    def yields(self, lane: _Lane) -> bool:
-        """Return whether a thread leaves the lane, since others wait; the lane goes behind them."""
-        if not self._backlog:
-            return False
-        with _LOCK:
-            if lane.wants_thread:
-                self._queue(lane)
-        return True
+    def queue(self, lane: _Lane) -> None:
+        """Append a place for a lane to the backlog."""
+        self._backlog.append(lane)
+        self._changed.notify()
 
     def start_threads(self) -> None:
-        """Start the threads that :meth:`ask` has found missing; without the lock.
+        """Start as many threads as are missing; without the lock.
 
         Raises:
-            RuntimeError: The system refuses one. Consumers make the calls themselves then.
+            RuntimeError: The system refuses one. Consumers run the calls then.
         """
-        while self._missing:
+        while True:
             with _LOCK:
-                if not self._missing:
+                if self.has_free_thread or self._threads >= self._size:
                     return
-                self._missing -= 1
-            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._threads += 1
+                self._idle += 1
             try:
-                thread.start()
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
             except RuntimeError:
                 with _LOCK:
-                    lane = self._given.get_nowait()
-                    if lane is not None:
-                        lane.coming -= 1
-                        self._release(lane)
-                        lane.changed.notify_all()  # its consumer may wait for this thread
+                    self._threads -= 1
+                    self._idle -= 1
+                    for lane in self._backlog:
+                        lane.changed.notify_all()
                 raise
 
     def _serve(self) -> None:
-        while (lane := self._given.get()) is not None:
-            while lane is not None:
-                lane.serve()
-                with _LOCK:
-                    self._release(lane)
-                    lane = self._next_lane()
-                    if lane is None:
-                        if not self._lanes:
-                            return
-                        self._idle += 1
+        while (lane := self._next_lane()) is not None:
+            while lane.run_next() and not self._backlog:
+                pass
+            lane.ask()
+            with _LOCK:
+                if not lane.threads:  # replaced
+                    return
+                lane.threads -= 1
+                self._idle += 1
 
     def _next_lane(self) -> _Lane | None:
-        while self._backlog and self._busy < self._size:
+        with _LOCK:
+            self._changed.wait_for(lambda: self._backlog or not self._lanes)
+            self._idle -= 1
+            if not self._backlog:
+                self._threads -= 1
+                return None
             lane = self._backlog.popleft()
-            lane.queued = False
-            if lane.wants_thread:
-                self._assign(lane)
-                if lane.wants_thread:
-                    self._queue(lane)
-                return lane
-        return None
-
-    def _assign(self, lane: _Lane) -> None:
-        self._busy += 1
-        lane.threads += 1
-        lane.coming += 1
-
-    def _release(self, lane: _Lane) -> None:
-        if lane.threads:  # it has not left
-            lane.threads -= 1
-            self._busy -= 1
-
-    def _queue(self, lane: _Lane) -> None:
-        if not lane.queued:
-            lane.queued = True
-            self._backlog.append(lane)
+            lane.queued -= 1
+            lane.threads += 1
+            return lane
 
 
 CALLS = Pool("dataservice-map")

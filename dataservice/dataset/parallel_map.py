@@ -89,7 +89,8 @@ class ParallelMapIterator(UnaryIterator):
 
     def get_state(self) -> tuple[list[Any], bool, Any]:
         # The calls that are running are made again.
-        return self._ahead.elements(), self._ended, super().get_state()
+        elements = [call.element for call in self._ahead.calls()]
+        return elements, self._ended, super().get_state()
 
     def set_state(self, state: tuple[list[Any], bool, Any]) -> None:
         elements, self._ended, below = state

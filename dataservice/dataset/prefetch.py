@@ -98,7 +98,7 @@ class PrefetchIterator(ElementIterator):
     def get_state(self) -> tuple[list[Any], bool, Failure | None, Any]:
         # The elements that were made ahead are a part of the state.
         with self._ahead.paused():
-            made = self._ahead.results()
+            made = [call.result for call in self._ahead.calls() if call.done]
             over = made.pop() if made and isinstance(made[-1], Over) else None
             failure = over.failure if over is not None else None
             return made, over is not None, failure, self._parent.get_state()
@@ -119,8 +119,8 @@ class PrefetchIterator(ElementIterator):
             logger.warning("prefetch: a function is still running %g s after close()", _CLOSE_S)
 
     def goes_on(self, error: Exception) -> bool:
-        over = next((each for each in self._ahead.results() if isinstance(each, Over)), None)
-        return over is None or over.failure is None or over.failure.error is not error
+        ends = (call.result for call in self._ahead.calls() if isinstance(call.result, Over))
+        return not any(over.failure and over.failure.error is error for over in ends)
 
     def _fill(self) -> None:
         while len(self._ahead) < self._size:

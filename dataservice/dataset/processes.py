@@ -138,18 +138,23 @@ class _Helper:
 
     def call(self, function: RemoteFunction, arguments: tuple[Any, ...]) -> Any:
         known = function.digest in self._known
-        request = (function.digest, None if known else function.pickle, arguments)
+        parts = (function.digest, None if known else function.pickle, arguments)
+        request = cloudpickle.dumps(parts, protocol=5)
         try:
-            self._line.send_bytes(cloudpickle.dumps(request, protocol=5))
-            if not known:
-                self._known.append(function.digest)
-            well, result = pickle.loads(self._line.recv_bytes())
-        except (OSError, ValueError, EOFError) as error:
+            self._line.send_bytes(request)
+            answer = self._line.recv_bytes()
+        except (OSError, EOFError) as error:
             self.kill()
             raise UnavailableError(
                 f"a process of map ended with status {self._process.wait()} during a call (-9, "
                 "a SIGKILL, usually means that the host ran out of memory)"
             ) from error
+        except BaseException:
+            self.kill()  # an interrupted call must not leave its answer to the next one
+            raise
+        if not known:
+            self._known.append(function.digest)
+        well, result = pickle.loads(answer)
         if well:
             return result
         raise result
