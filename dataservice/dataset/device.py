@@ -1,4 +1,4 @@
-"""``Dataset.prefetch_to_device``: elements brought to a GPU ahead of their use."""
+"""``Dataset.prefetch_to_device``: elements that are copied to a GPU ahead of their use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
+from dataservice.dataset.execution import Pool
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.prefetch import PrefetchIterator
@@ -22,7 +23,13 @@ _NAME = re.compile(r"(?:.*/)?(?:device:)?(?:GPU|cuda):(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PrefetchToDevice(UnaryNode):
-    """Attributes: the node below, the number of the GPU, and how many elements to hold there."""
+    """Copies elements to a GPU.
+
+    Attributes:
+        parent: The node below.
+        device: The number of the GPU.
+        buffer_size: How many elements to hold there.
+    """
 
     parent: Node
     device: int
@@ -36,11 +43,9 @@ class PrefetchToDevice(UnaryNode):
 
     @property
     def on_device(self) -> bool:
-        """Local. See :class:`Node`."""
         return True
 
     def source_length(self) -> int:
-        """Local. Raises UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split(_OWN)
 
     def __reduce__(self) -> Any:
@@ -60,44 +65,38 @@ class PrefetchToDevice(UnaryNode):
 
 
 class _DeviceIterator(ElementIterator):
-    """One pass; its thread copies elements, and whoever takes one has a stream wait for it."""
+    """One pass. A thread copies elements, and the stream that takes one waits for its copy."""
 
     def __init__(self, node: PrefetchToDevice, context: Context) -> None:
         self._delivery = Prefetcher(node.device)
-        sending = _Sending(node.parent, self._delivery)
-        self._ahead = PrefetchIterator(sending.iterate, context, node.buffer_size)
+        self._ahead = PrefetchIterator(
+            lambda below: _SendingIterator(node.parent.iterate(below), self._delivery),
+            context,
+            node.buffer_size,
+            # Of this pass alone, because the device that its thread makes current stays so.
+            Pool("dataservice-prefetch"),
+            1,
+        )
 
     def __next__(self) -> Any:
         sent: _Sent = next(self._ahead)
         return sent.hand_over()
 
     def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`; what is on its way is in it, as on the host."""
+        # Elements on their way are in the state as they are on the host.
         elements, *rest = self._ahead.get_state()
         return [one.host if isinstance(one, _Sent) else one for one in elements], *rest
 
     def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
         elements, *rest = state
         sent = [one if isinstance(one, Failure) else _Sent(one, self._delivery) for one in elements]
         self._ahead.set_state((sent, *rest))
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._ahead.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return self._ahead.goes_on(error)
-
-
-@dataclass(frozen=True)
-class _Sending(UnaryNode):
-    parent: Node
-    delivery: Prefetcher
-
-    def _iterate(self, context: Context) -> ElementIterator:
-        return _SendingIterator(self.parent.iterate(context), self.delivery)
 
 
 class _SendingIterator(UnaryIterator):
@@ -106,7 +105,7 @@ class _SendingIterator(UnaryIterator):
         self._delivery = delivery
 
     def __next__(self) -> _Sent:
-        # Of the thread that makes elements: it shall have no context on another device.
+        # This thread computes elements, and must get no context on another device.
         make_current(self._delivery.device)
         return _Sent(next(self._parent), self._delivery)
 
@@ -116,7 +115,7 @@ class _Sent:
 
     Args:
         host: The element.
-        delivery: What brings its numbers to the device; its other leaves stay as they are.
+        delivery: Brings the numbers to the device. The other leaves stay as they are.
     """
 
     def __init__(self, host: Any, delivery: Prefetcher) -> None:
@@ -134,11 +133,14 @@ class _Sent:
 
 
 def device_number(device: int | str) -> int:
-    """Local. The number of a GPU by its number or its name, as ``"GPU:1"``.
+    """Return the number of a GPU.
+
+    Args:
+        device: The number, or a name such as ``"GPU:1"``.
 
     Raises:
-        ValueError: It is neither.
-        TypeError: It is neither.
+        ValueError: The text is not a name, or the number is negative.
+        TypeError: It is neither a number nor a name.
     """
     if isinstance(device, str):
         match = _NAME.fullmatch(device)

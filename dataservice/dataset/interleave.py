@@ -1,4 +1,4 @@
-"""``Dataset.interleave`` and ``flat_map``: the elements of a dataset that each element becomes."""
+"""``Dataset.interleave`` and ``flat_map``: each element becomes a dataset of elements."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Interleave(UnaryNode):
 
     Attributes:
         parent: The node below.
-        function: Makes a node of each of its elements.
-        cycle_length: How many of these are open at once.
-        block_length: How many elements each of them gives in its turn.
-        ahead: How many of them, from the first on, make those for their next turn ahead.
+        function: Makes a node of each element.
+        cycle_length: How many of these nodes are open at once.
+        block_length: How many elements a node gives in its turn.
+        ahead: How many places of the cycle, from the first on, read their next turn ahead.
     """
 
     parent: Node
@@ -44,21 +44,17 @@ class Interleave(UnaryNode):
                 raise ValueError(f"interleave needs a {name} of at least 1")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return spec_of(self.first())
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; a function makes the datasets."""
-        return False
+        return False  # a function makes the datasets
 
     def sample(self) -> Node:
-        """Return a node that computes its first element alone; see :class:`Node`."""
-        # A dataset that makes elements ahead makes more than the first one.
+        # A dataset that is read ahead computes more than the first element.
         return dataclasses.replace(
             self, parent=self.parent.sample(), function=Samples(self.function), ahead=0
         )
@@ -69,7 +65,7 @@ class Interleave(UnaryNode):
 
 @dataclass
 class _Open:
-    """Attributes: an element of the node below, its number, and the pass over what it became."""
+    """Attributes: an element of the node below, its number, and the pass over its dataset."""
 
     element: Any
     number: int
@@ -114,14 +110,12 @@ class InterleaveIterator(UnaryIterator):
         raise StopIteration
 
     def get_state(self) -> tuple[Any, ...]:
-        """Local. See :class:`ElementIterator`."""
         cycle = [
             each and (each.element, each.number, each.elements.get_state()) for each in self._cycle
         ]
         return cycle, self._place, self._given, self._number, self._ended, super().get_state()
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """Local. See :class:`ElementIterator`."""
         cycle, self._place, self._given, self._number, self._ended, below = state
         super().set_state(below)
         for place, each in enumerate(cycle):
@@ -132,13 +126,11 @@ class InterleaveIterator(UnaryIterator):
                 self._cycle[place] = opened
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         super().close()
         for each in filter(None, self._cycle):
             each.elements.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return super().goes_on(error) and all(
             each.elements.goes_on(error) for each in filter(None, self._cycle)
         )
@@ -159,7 +151,7 @@ class InterleaveIterator(UnaryIterator):
     def _made_of(self, element: Any, number: int, place: int) -> _Open:
         node = call(self._node.function, element, "interleave")
         if place < self._node.ahead:
-            node = Prefetch(node, self._node.block_length)
+            node = Prefetch(node, self._node.block_length, self._node.ahead)
         return _Open(element, number, node.iterate(self._context.enter(number)))
 
     def _advance(self) -> None:

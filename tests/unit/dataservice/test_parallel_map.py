@@ -127,36 +127,42 @@ def test_a_process_that_dies():
 @pytest.mark.parametrize("processes", [False, True])
 def test_nothing_runs_when_it_is_closed(processes):
     before = threading.active_count()
-    elements = iter(Dataset.range(100).map(lambda i: i, 3, processes=processes))
-    next(elements)
-    workers = elements._elements._workers
+    elements = iter(Dataset.range(100).map(lambda i: os.getpid(), 3, processes=processes))
+    pids = {int(next(elements)) for _ in range(9)}
     elements.close()
     assert next(elements, "over") == "over"
     for thread in threading.enumerate():
         if thread.name == "dataservice-map":
             thread.join(20)
     assert threading.active_count() <= before
-    if processes:
-        assert all(one._process.poll() is not None for one in workers._processes._all)
+    for pid in pids - {os.getpid()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("threads", [0, 1])
 def test_a_thread_that_cannot_be_started(monkeypatch, deterministic, threads):
+    for thread in threading.enumerate():
+        if thread.name == "dataservice-map":  # of an earlier pass
+            thread.join(20)
     left, start = [None] * threads, threading.Thread.start
+    refused = threading.Event()
 
     def refuse(thread):
         if thread.name == "dataservice-map":
             if not left:
+                refused.set()
                 raise RuntimeError("can't start new thread")
             left.pop()
         start(thread)
 
-    elements = iter(Dataset.range(4).map(lambda i: i, 3, deterministic))
+    elements = iter(Dataset.range(4).map(lambda i: (refused.wait(20), i)[1], 3, deterministic))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             list(elements)
+    assert sorted(values(elements)) == [0, 1, 2, 3]  # nothing is lost
     elements.close()
 
 

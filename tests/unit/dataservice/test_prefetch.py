@@ -22,7 +22,7 @@ def wait_until(condition, limit_s=10):
 def test_order_and_end():
     with iter(Dataset.range(100).prefetch(3)) as elements:
         assert [int(element) for element in elements] == list(range(100))
-    assert not prefetch_threads()
+    wait_until(lambda: not prefetch_threads())
 
 
 def test_elements_are_made_ahead_but_not_more():

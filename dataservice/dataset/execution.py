@@ -1,0 +1,394 @@
+"""The executor of the process: calls that passes make ahead of their use.
+
+``map`` with ``num_parallel_calls``, ``prefetch`` and the read-ahead of ``interleave`` give their
+calls to a :class:`ReadAhead`. All passes of a process share its threads, and so do all tasks of a
+data worker. The threads form two pools:
+
+* ``CALLS`` runs the functions of ``map``.
+* ``STAGES`` runs calls that advance the pass below, as those of ``prefetch`` do. Such a call may
+  wait for a function, for another stage or for a data service, and must not occupy a thread that
+  functions need.
+
+A pool has as many threads as its largest read-ahead asks for, however many passes there are.
+Threads start when there is work for them, and end with the last pass that uses the pool.
+
+A stage below another stage waits in a pool for a thread of the same pool, and so does a function
+that iterates a dataset of its own. This cannot deadlock, for the caller runs a call that has no
+thread: a consumer that finds all threads busy makes the next call itself. Therefore a thread waits
+only for a call that is running, and that one waits only for calls further up its own pipeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any
+
+from dataservice.dataset.context import Scope
+from dataservice.dataset.failure import Failure
+
+# Guards all pools and lanes, for a few instructions at a time. It is reentrant, because Python may
+# collect garbage inside of any of them, and a finalizer closes a lane. Under it no thread is
+# started, since the new thread may run such a finalizer first, and no code of users is called.
+_LOCK = threading.RLock()
+_NOT_READY = object()
+
+
+class Over:
+    """The result of the last call of a read-ahead: no element follows.
+
+    Args:
+        failure: The error that ends the pass; None at its regular end.
+    """
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        self.failure = failure
+
+
+class Call:
+    """A call that is made ahead.
+
+    Attributes:
+        work: The function.
+        element: The argument.
+        result: The result, or a Failure if the call raised.
+        done: Whether the result is there.
+    """
+
+    __slots__ = ("done", "element", "result", "work")
+
+    def __init__(self, work: Callable[[Any], Any], element: Any) -> None:
+        self.work = work
+        self.element = element
+        self.result: Any = None
+        self.done = False
+
+
+class ReadAhead:
+    """Calls of one pass that run ahead of their use, a limited number at a time.
+
+    Args:
+        work: Called with each element that is added. It returns :class:`Over` if nothing follows.
+        limit: How many calls may run at a time.
+        pool: Provides the threads.
+        scope: Closes the read-ahead, whichever thread waits in it; None if nothing else does.
+        in_order: Whether results keep the order of the elements. Otherwise the earliest call that
+            is done goes first.
+        threads: The number of threads that the pool needs at least; by default the limit.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        limit: int,
+        pool: Pool,
+        scope: Scope | None = None,
+        *,
+        in_order: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        self._work = work
+        self._in_order = in_order
+        # The calls whose results have not been taken. They are not reachable from the lane, which
+        # the finalizer keeps alive: an error that has been raised refers to the frames of the pass.
+        self._calls: deque[Call] = deque()
+        self._lane = _Lane(limit, pool)
+        pool.open(self._lane, threads or limit)
+        self._finalizer = weakref.finalize(self, self._lane.close)
+        if scope is not None:
+            scope.add(self._lane)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def calls(self) -> list[Call]:
+        """Return the calls whose results have not been taken."""
+        with _LOCK:
+            return list(self._calls)
+
+    def add(self, element: Any) -> None:
+        """Queue the call for an element; a Failure in the place of one is the result itself.
+
+        Raises:
+            RuntimeError: The system refuses another thread. The call stays queued.
+        """
+        call = Call(self._work, element)
+        if isinstance(element, Failure):
+            call.result, call.done = element, True
+        self._calls.append(call)
+        if not call.done:
+            self._lane.add(call)
+
+    def put(self, result: Any) -> None:
+        """Append a result, as from a state; an Over ends the read-ahead."""
+        call = Call(self._work, None)
+        call.result, call.done = result, True
+        self._calls.append(call)
+        if isinstance(result, Over):
+            self._lane.end()
+
+    def take(self) -> Any:
+        """Return the next result, and wait for it if need be.
+
+        Raises:
+            StopIteration: There is none, the pass is over, or the scope has been closed.
+            Exception: The error of the call, or the one that ended the pass, each time.
+        """
+        while (result := self._ready_result()) is _NOT_READY:
+            self._wait()
+        if isinstance(result, Over):
+            result = result.failure
+            if result is None:
+                raise StopIteration
+        if not isinstance(result, Failure):
+            return result
+        try:
+            raise result.error
+        finally:
+            del result  # the error's traceback refers to this frame
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the running calls end, and begin no other inside of the context."""
+        lane = self._lane
+        with _LOCK:
+            lane.pauses += 1
+            lane.changed.wait_for(lambda: not lane.runners)
+        try:
+            yield
+        finally:
+            with _LOCK:
+                lane.pauses -= 1
+                lane.changed.notify_all()
+            lane.ask()
+
+    def close(self, wait_s: float = 0.0) -> bool:
+        """Begin no call any more, and drop all results; idempotent.
+
+        Args:
+            wait_s: How long to wait for running calls, in seconds.
+
+        Returns:
+            Whether all calls have ended. A call that closes its own pass has not, and is not waited
+            for.
+        """
+        self._finalizer()
+        lane = self._lane
+        with _LOCK:
+            calls, self._calls = self._calls, deque()
+            wait_s = 0.0 if get_ident() in lane.runners else wait_s
+            ended = lane.changed.wait_for(lambda: not lane.runners, wait_s)
+        calls.clear()  # without the lock, for elements are users' objects
+        return ended
+
+    def _ready_result(self) -> Any:
+        with _LOCK:
+            if self._lane.closed or not self._calls:
+                raise StopIteration
+            call = self._first_done()
+            if call is None:
+                return _NOT_READY
+            if not isinstance(call.result, Over):
+                self._calls.remove(call)
+            return call.result
+
+    def _wait(self) -> None:
+        """Wait until a call is done, or run one here if no thread is going to."""
+        lane = self._lane
+        with _LOCK:
+            if lane.closed or self._first_done() is not None:
+                return
+            if lane.runners or lane.pauses or lane.pool.has_free_thread:
+                lane.awaited = self._calls[0] if self._in_order else None
+                lane.changed.wait()
+                lane.awaited = None  # the finalizer keeps the lane alive, but not the result
+                return
+        if lane.run_next():
+            lane.ask()
+
+    def _first_done(self) -> Call | None:
+        for call in self._calls:
+            if call.done:
+                return call
+            if self._in_order:
+                break
+        return None
+
+
+class _Lane:
+    """The calls of a read-ahead that have not begun, as threads see them.
+
+    Attributes:
+        pool: Provides the threads.
+        changed: Notified when a consumer may find a result, or should run a call, and when the last
+            running call has ended.
+        runners: The threads that run a call now; a consumer may be among them.
+        threads: The number of the pool's threads that are at this lane.
+        queued: The number of places that the lane has in the pool's backlog.
+        pauses: While positive, no call begins.
+        awaited: The call that the consumer waits for; None stands for any.
+        closed: Whether the results are not wanted any more.
+    """
+
+    def __init__(self, limit: int, pool: Pool) -> None:
+        self.pool = pool
+        self.changed = threading.Condition(_LOCK)
+        self.runners: set[int] = set()
+        self.threads = self.queued = self.pauses = 0
+        self.awaited: Call | None = None
+        self.closed = False
+        self._limit = limit
+        self._waiting: deque[Call] = deque()
+        self._over = False
+
+    def add(self, call: Call) -> None:
+        with _LOCK:
+            if self._over:
+                return
+            self._waiting.append(call)
+        self.ask()
+        self.pool.start_threads()
+
+    def ask(self) -> None:
+        """Take a place in the backlog for each call that may begin."""
+        with _LOCK:
+            wanted = min(self._limit - len(self.runners), len(self._waiting))
+            while self.queued < wanted and not self.pauses:
+                self.queued += 1
+                self.pool.queue(self)
+            if not self.pool.has_free_thread:
+                self.changed.notify_all()  # the consumer runs the call
+
+    def run_next(self) -> bool:
+        """Run a call in this thread; return False if none may begin."""
+        with _LOCK:
+            if self.pauses or not self._waiting or len(self.runners) >= self._limit:
+                return False
+            self.runners.add(get_ident())
+            call = self._waiting.popleft()
+        try:
+            call.result = call.work(call.element)
+        except BaseException as error:
+            call.result = Failure(error)
+        if isinstance(call.result, Over):
+            self.end()
+        with _LOCK:
+            call.done = True
+            self.runners.discard(get_ident())
+            if not self.runners or self.awaited is None or self.awaited is call:
+                self.changed.notify_all()
+        del call  # its error refers to this frame, which has called the frames of the traceback
+        return True
+
+    def end(self) -> None:
+        """Give up the calls that have not begun, and leave the pool."""
+        with _LOCK:
+            self._over = True
+            waiting, self._waiting = self._waiting, deque()
+            self.pool.leave(self)
+        waiting.clear()  # without the lock, for elements are users' objects
+
+    def close(self) -> None:
+        self.closed = True
+        self.end()
+        with _LOCK:
+            self.changed.notify_all()
+
+
+class Pool:
+    """Threads that run the calls of many passes.
+
+    The threads are daemons, so that a function that hangs does not keep Python from ending. A call
+    that hangs occupies a thread of the pool only as long as its pass is open.
+
+    Args:
+        name: The name of the threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lanes: set[_Lane] = set()
+        # A lane has a place for each call that it wants a thread for, so that lanes take turns.
+        self._backlog: deque[_Lane] = deque()
+        self._changed = threading.Condition(_LOCK)
+        self._size = self._threads = self._idle = 0
+
+    @property
+    def has_free_thread(self) -> bool:
+        """True if idle threads, or threads about to start, take all lanes of the backlog."""
+        return self._idle >= len(self._backlog)
+
+    def open(self, lane: _Lane, threads: int) -> None:
+        """Have at least so many threads until the last lane has left."""
+        with _LOCK:
+            self._lanes.add(lane)
+            self._size = max(self._size, threads)
+
+    def leave(self, lane: _Lane) -> None:
+        """Replace the threads that are at a lane, for their calls may hang; idempotent."""
+        if lane not in self._lanes:
+            return
+        self._lanes.discard(lane)
+        self._threads -= lane.threads
+        lane.threads = 0
+        if not self._lanes:
+            self._size = 0
+            self._changed.notify_all()
+
+    def queue(self, lane: _Lane) -> None:
+        """Append a place for a lane to the backlog."""
+        self._backlog.append(lane)
+        self._changed.notify()
+
+    def start_threads(self) -> None:
+        """Start as many threads as are missing; without the lock.
+
+        Raises:
+            RuntimeError: The system refuses one. Consumers run the calls then.
+        """
+        while True:
+            with _LOCK:
+                if self.has_free_thread or self._threads >= self._size:
+                    return
+                self._threads += 1
+                self._idle += 1
+            try:
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            except RuntimeError:
+                with _LOCK:
+                    self._threads -= 1
+                    self._idle -= 1
+                    for lane in self._backlog:
+                        lane.changed.notify_all()
+                raise
+
+    def _serve(self) -> None:
+        while (lane := self._next_lane()) is not None:
+            while lane.run_next() and not self._backlog:
+                pass
+            lane.ask()
+            with _LOCK:
+                if not lane.threads:  # replaced
+                    return
+                lane.threads -= 1
+                self._idle += 1
+
+    def _next_lane(self) -> _Lane | None:
+        with _LOCK:
+            self._changed.wait_for(lambda: self._backlog or not self._lanes)
+            self._idle -= 1
+            if not self._backlog:
+                self._threads -= 1
+                return None
+            lane = self._backlog.popleft()
+            lane.queued -= 1
+            lane.threads += 1
+            return lane
+
+
+CALLS = Pool("dataservice-map")
+STAGES = Pool("dataservice-prefetch")
