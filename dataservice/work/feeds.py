@@ -9,7 +9,7 @@ from dataservice.dataset.context import Passes, Splits
 from dataservice.dataset.node import Node
 from dataservice.dataset.source import Whole
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.work.task_thread import WithdrawnError
+from dataservice.work.errors import WithdrawnError
 from mpidist import Work
 from mpidist.errors import (
     DeadlineExceededError,

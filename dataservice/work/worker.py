@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller, process_name
-from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
-from dataservice.dataset.node import Node
+from dataservice.config import WorkerConfig, seconds_of
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.stall import Stall, missing_dispatcher
-from dataservice.wire import PROBE_BYTES, unpack_dataset
-from dataservice.work.runner import Runner
-from dataservice.work.saver import Saver
-from dataservice.work.task_thread import TaskThread
+from dataservice.wire import PROBE_BYTES
+from dataservice.work.datasets import Datasets
+from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
 
 logger = logging.getLogger(__name__)
 
-# Datasets that are kept for the next iteration.
-_DATASETS = 8
 # A request without an answer is answered with nothing after so many rounds of at most so long:
 # within consumers' patience, however rarely the dispatcher is to hear of us.
 _HOLD_ROUNDS = 10
@@ -69,6 +62,7 @@ class DataWorker:
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.address = address
+        self._name = f"data worker {address}"
         self._failed = failed
         self._endpoint = endpoint
         self._period_s = seconds_of(config.heartbeat_interval_ms, 1.0)
@@ -81,9 +75,8 @@ class DataWorker:
         # For calls that decide whether the dispatcher takes this worker for a lost one.
         self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
-        self._runners: dict[int, Runner] = {}
-        self._savers: dict[int, Saver] = {}
-        self._datasets: OrderedDict[tuple[int, ...], Node] = OrderedDict()
+        self._tasks: dict[int, Task] = {}
+        self._datasets = Datasets(self._name, self._patience_s)
         self._counted: dict[int, pb.TaskWork] = {}
         self._worker_id = 0
         self._leaves = True
@@ -115,7 +108,7 @@ class DataWorker:
         self._closed_at = time.monotonic()
         self._closed.set()
         with self._lock:
-            tasks: list[TaskThread] = [*self._runners.values(), *self._savers.values()]
+            tasks = list(self._tasks.values())
         for task in tasks:
             task.close(self._stopped())
         deadline = self._closed_at + _CLOSE_S
@@ -140,24 +133,22 @@ class DataWorker:
         """Local. Answer with elements of a task, now or later."""
         body = pb.GetElementRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
             if self._closed.is_set():
                 raise self._stopped()
             if self._orphaned:
                 raise self._orphan()
-            if runner is None:
-                runner = self._start(body.task_id)
-        runner.ask(request, body)
+            task = self._start(body.task_id)
+        task.ask(request, body)
         return LATER
 
     def GetCheckpoint(self, request: Request) -> Reply:
         """Local. Answer with where a task can be taken up again."""
         body = pb.CheckpointRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
-        if runner is None:
-            raise NotFoundError(f"data worker {self.address} has no task {body.task_id} any more")
-        return Reply(runner.checkpoint(body.index).SerializeToString())
+            task = self._tasks.get(body.task_id)
+        if task is None:
+            raise NotFoundError(f"{self._name} has no task {body.task_id} any more")
+        return Reply(task.checkpoint(body.index).SerializeToString())
 
     def Probe(self, request: Request) -> Reply:
         """Local. Answer with some bytes, for whoever wants to know how long they take."""
@@ -175,9 +166,9 @@ class DataWorker:
         """Local. Give a consumer nothing more."""
         body = pb.ReleaseClientRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
-        if runner is not None:
-            runner.release(body.client_id, list(body.used))
+            task = self._tasks.get(body.task_id)
+        if task is not None:
+            task.release(body.client_id, list(body.used))
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
@@ -187,7 +178,7 @@ class DataWorker:
             # Another id was given by an earlier dispatcher at the same address.
             self._orphaned |= body.worker_id == self._worker_id
         if self._orphaned:
-            self._forget([*self._runners, *self._savers], self._orphan())
+            self._forget(list(self._tasks), self._orphan())
         return Reply()
 
     # Inside
@@ -200,72 +191,34 @@ class DataWorker:
         """What makes consumers give up."""
         return AbortedError(f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped")
 
-    def _start(self, task_id: int) -> Runner:
-        runner = Runner(
-            task_id,
-            self._dispatcher,
-            self._patience_s,
-            self._node,
-            f"data worker {self.address}",
-            self._cache_bytes,
-        )
-        runner.thread.start()
-        self._runners[task_id] = runner
-        return runner
+    def _start(self, task_id: int) -> Task:
+        """Return a task; begin it if it is new. Called with the lock held."""
+        task = self._tasks.get(task_id)
+        if task is None:
+            task = Task(
+                task_id,
+                self._dispatcher,
+                self._patience_s,
+                self._datasets.get,
+                self._name,
+                self._cache_bytes,
+            )
+            task.thread.start()
+            self._tasks[task_id] = task
+        return task
+
+    def _save(self, task_ids: Iterable[int]) -> None:
+        with self._lock:
+            for task_id in task_ids:
+                if not self._closed.is_set():
+                    self._start(task_id)
 
     def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
-            tasks: list[TaskThread] = []
-            for task_id in task_ids:
-                for held in (self._runners.pop(task_id, None), self._savers.pop(task_id, None)):
-                    tasks += [] if held is None else [held]
+            tasks = [self._tasks.pop(task_id, None) for task_id in task_ids]
         for task in tasks:
-            task.close(error)
-
-    def _save(self, task_ids: Iterable[int]) -> None:
-        for task_id in task_ids:
-            if task_id in self._savers:
-                continue
-            where = f"data worker {self.address}"
-            saver = Saver(task_id, self._dispatcher, self._patience_s, self._node, where)
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                self._savers[task_id] = saver
-            saver.thread.start()
-
-    def _node(self, task: pb.Task, dispatcher: Caller) -> Node:
-        """What a task evaluates; the same object for the same part, which may have a cache."""
-        policy = ShardingPolicy(task.policy)
-        if policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
-            return self._kept((task.dataset_id,), lambda: self._fetch(task, dispatcher))
-        key = (task.dataset_id, task.policy, task.num_parts, task.part)
-        return self._kept(
-            key,
-            lambda: auto_shard(self._fetch(task, dispatcher), policy, task.num_parts, task.part),
-        )
-
-    def _kept(self, key: tuple[int, ...], make: Callable[[], Node]) -> Node:
-        with self._lock:
-            if key in self._datasets:
-                self._datasets.move_to_end(key)
-                return self._datasets[key]
-        node = make()
-        with self._lock:
-            self._datasets[key] = node
-            full = len(self._datasets) > _DATASETS
-            while len(self._datasets) > _DATASETS:
-                self._datasets.popitem(last=False)
-        if full:
-            # Functions that were pickled by value refer to themselves, and what they hold may be
-            # large, though it is few objects: by itself, garbage is collected late.
-            gc.collect()
-        return node
-
-    def _fetch(self, task: pb.Task, dispatcher: Caller) -> Node:
-        request = pb.GetDatasetRequest(dataset_id=task.dataset_id)
-        reply = dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
-        return unpack_dataset(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
+            if task is not None:
+                task.close(error)
 
     def _live(self) -> None:
         """Register, then tell the dispatcher from time to time that we are here."""
@@ -289,9 +242,9 @@ class DataWorker:
             if self._closed.wait(self._period_s / rounds):
                 break
             with self._lock:
-                runners = list(self._runners.values())
-            for runner in runners:
-                runner.refresh(_HOLD_ROUNDS)
+                tasks = list(self._tasks.values())
+            for task in tasks:
+                task.refresh(_HOLD_ROUNDS)
             if number % rounds == 0:
                 reachable = self._beat(reachable)
         if reachable:
@@ -320,16 +273,15 @@ class DataWorker:
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:
-            runners = list(self._runners.values())
-            tasks: dict[int, TaskThread] = {**self._runners, **self._savers}
-        work = [done for runner in runners if (done := runner.work()) is not None]
+            tasks = dict(self._tasks)
+        work = [done for task in tasks.values() if (done := task.work()) is not None]
         self._count(work)
         request = pb.WorkerRequest(
             worker_id=self._worker_id,
             task_ids=list(tasks),
             progress=[each for task in tasks.values() if (each := task.progress()) is not None],
             work=work,
-            holders=[held for runner in runners if (held := runner.holders()) is not None],
+            holders=[held for task in tasks.values() if (held := task.holders()) is not None],
         )
         try:
             reply = self._dispatcher.ask(
@@ -366,7 +318,7 @@ class DataWorker:
             # taken for the next one's.
             self._worker_id, self._orphaned = 0, False
         lost = "its data worker was given up as lost by the dispatcher"
-        self._forget([*self._runners, *self._savers], CancelledError(lost))
+        self._forget(list(self._tasks), CancelledError(lost))
         try:
             self._register()
         except Error as error:

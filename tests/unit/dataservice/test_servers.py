@@ -17,7 +17,7 @@ from dataservice import (
 from dataservice.calls import Caller
 from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.work.runner import Runner
+from dataservice.work.task import Task
 from mpidist import LATER, Reply, open_endpoint
 from mpidist.errors import (
     AlreadyExistsError,
@@ -298,11 +298,11 @@ def registering():
 
 
 def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
-    def close(runner, error, close=Runner.close):
-        runner.thread.join(10)  # the worst moment
-        close(runner, error)
+    def close(task, error, close=Task.close):
+        task.thread.join(10)  # the worst moment
+        close(task, error)
 
-    monkeypatch.setattr(Runner, "close", close)
+    monkeypatch.setattr(Task, "close", close)
     with open_endpoint("inproc", 4808) as endpoint:
         asked, held = threading.Event(), []
 
