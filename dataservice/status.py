@@ -1,4 +1,4 @@
-"""What a data service is doing, for people and programs that scale it."""
+"""The load of a data service, for people and for programs that scale it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class WorkerStatus:
     """A data worker.
 
     Attributes:
-        address: Where it is.
-        silent_s: Seconds since it was last heard of.
-        tasks: How many it runs.
-        elements: Made so far, by the tasks that it runs.
-        rate: Elements a second that it makes when consumers do not hold it up; 0 if not known.
-        busy: Part of the time in which it was not held up.
-        stages: Part of the time spent in each transformation, by name, from the source on.
+        address: Its address.
+        silent_s: Seconds since its last heartbeat.
+        tasks: The number of its tasks that serve consumers.
+        elements: The number of elements that these tasks have made so far.
+        rate: Elements a second that the worker makes while it does not wait for consumers; 0 if
+            not known.
+        busy: Share of the time in which the worker does not wait for consumers, from 0 to 1.
+        stages: Share of the time spent in each transformation, by name, from the source on.
     """
 
     address: str
@@ -39,12 +40,12 @@ class ConsumerStatus:
     """A consumer's iterator.
 
     Attributes:
-        process: Where it lives.
-        index: Which of the job's consumers it is, where they are told apart.
-        silent_s: Seconds since it was last heard of.
-        elements: Used so far.
-        rate: Elements a second that it uses when it does not wait for them; 0 if not known.
-        stalled: Part of the time in which it waited for elements.
+        process: Its process, as ``host/pid-token``.
+        index: Its ``consumer_index``, in jobs that have one.
+        silent_s: Seconds since its last heartbeat.
+        elements: The number of elements that it has consumed.
+        rate: Elements a second that it consumes while it does not wait for them; 0 if not known.
+        stalled: Share of the time in which it waits for elements, from 0 to 1.
     """
 
     process: str
@@ -60,13 +61,13 @@ class JobStatus:
     """An iteration of a job.
 
     Attributes:
-        name: Of the job; empty for one of a consumer's own.
-        dataset: Its description.
-        repetition: Which iteration it is.
-        parts: In how many parts it is evaluated.
-        finished: How many of them are at their end.
-        waiting: How many of them have no worker.
-        consumers: Who reads it.
+        name: The job's name; empty if one consumer reads it alone.
+        dataset: Description of the dataset.
+        repetition: Number of the iteration within its job, from 0.
+        parts: The number of parts.
+        finished: The number of parts at their end.
+        waiting: The number of parts without a worker.
+        consumers: The consumers that read it.
     """
 
     name: str
@@ -84,20 +85,21 @@ class ServiceStatus:
 
     Attributes:
         workers: The data workers.
-        jobs: The iterations that are not forgotten.
+        jobs: The iterations that the dispatcher keeps.
     """
 
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[JobStatus, ...]
 
     def scaling_hint(self) -> int | None:
-        """Local. How many workers like these would keep the consumers from waiting.
+        """Return the number of workers like these that would keep consumers from waiting.
 
-        The sum of the rates at which consumers could use elements, by the mean of those at which
-        workers could make them: tf.data service's estimate (arXiv:2210.14826), without its bounds.
+        It is the sum of the rates at which consumers could consume elements, divided by the mean
+        rate at which a worker could make them: tf.data service's estimate (arXiv:2210.14826),
+        without its bounds.
 
         Returns:
-            At least 1; None as long as too little is known.
+            At least 1; None while too little is known.
         """
         wanted = sum(consumer.rate for job in self.jobs for consumer in job.consumers)
         rates = [worker.rate for worker in self.workers if worker.rate]
@@ -107,15 +109,15 @@ class ServiceStatus:
 
 
 def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -> ServiceStatus:
-    """Local. Ask a dispatcher what its service is doing.
+    """Ask a dispatcher for the load of its service.
 
     Args:
         service: As for :func:`distribute`.
-        timeout_s: For how many seconds to try.
+        timeout_s: How long to try, in seconds.
 
     Raises:
-        UnavailableError: There is no dispatcher.
-        ValueError: The service is no address.
+        UnavailableError: No dispatcher answers.
+        ValueError: The service is not an address.
     """
     protocol, address = service_of(service)
     with open_endpoint(protocol, peer=address) as endpoint:
@@ -138,7 +140,7 @@ def _worker(status: pb.WorkerStatus) -> WorkerStatus:
         for stage in work.stages:
             stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
     total = sum(stages.values())
-    # Tasks of a worker run beside each other, so that their rates add up.
+    # The tasks of a worker run at the same time, so that their rates add up.
     rates = [w.elements / (w.seconds - w.waited_s) for w in status.work if w.seconds > w.waited_s]
     return WorkerStatus(
         status.address,

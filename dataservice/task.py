@@ -1,4 +1,4 @@
-"""What ``mpidist.Server`` runs for a task of the job ``data``."""
+"""A task of the job ``data``, which ``mpidist.Server`` runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from mpidist.errors import CancelledError
 
 
 class TaskServer(Protocol):
-    """What a data task needs of the Server that runs it.
-
-    Attributes:
-        endpoint: Open; the Server runs its serving loop.
-    """
+    """The part of a Server that a data task uses."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Local. See above."""
+        """An open endpoint; the Server runs its serving loop."""
 
     def own_index(self, job: str) -> int:
-        """Local. Which task of a job lives here."""
+        """Return the index of this process's task of a job."""
 
     def task_address(self, job: str, index: int) -> str:
-        """Local. Address of a task's endpoint."""
+        """Return the address of a task's endpoint."""
 
 
 class DataTask:
@@ -48,8 +44,8 @@ class DataTask:
         self._worker.registration.add_done_callback(_raise_on_failure)
 
     def close(self) -> None:
-        """Local. Stop what runs here; the services go with the endpoint; idempotent."""
-        # The whole cluster is ending: no dispatcher may be left to say goodbye to.
+        """Stop the worker and the dispatcher, before the Server closes the endpoint. Idempotent."""
+        # The whole cluster is ending, and the dispatcher's process may already be gone.
         self._worker.close(leave=False)
         if self._dispatcher is not None:
             self._dispatcher.close()
@@ -57,6 +53,6 @@ class DataTask:
 
 
 def _raise_on_failure(registration: Work) -> None:
-    # On the worker's thread, where an uncaught error ends the job and names this task.
+    # This runs on the worker's thread, where an uncaught error ends the job and names this task.
     if not isinstance(registration.exception(), CancelledError):
         registration.wait()
