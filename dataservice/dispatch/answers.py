@@ -112,6 +112,7 @@ class Answers:
                 self._parcels.pop(key, None)
         self._outcome.changed.update(outcome.changed)
         self._outcome.removals += outcome.removals
+        self._outcome.leased += outcome.leased
         self._outcome.departures += outcome.departures
         self._outcome.losses += outcome.losses
         self._answer_parked(now)
@@ -218,15 +219,22 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Tell workers what they shall forget, and the log who is lost."""
+        """Tell workers the tasks that they shall begin and forget; log what is lost."""
         losses, self._outcome.losses = self._outcome.losses, []
         for loss in losses:
             logger.warning("%s", loss)
         removals, self._outcome.removals = self._outcome.removals, []
         departures, self._outcome.departures = self._outcome.departures, []
+        leased, self._outcome.leased = self._outcome.leased, []
+        updates: dict[str, pb.TasksUpdate] = {}
         for removal in removals:
-            removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
-            self.tell(removal.worker, "RemoveTasks", removed)
+            updates.setdefault(removal.worker, pb.TasksUpdate()).forget.append(removal.task_id)
+        for task in leased:
+            # Of saves, heartbeats tell some at a time.
+            if task.part.iteration.job.terms.reading != pb.SAVED:
+                updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
+        for worker, update in updates.items():
+            self.tell(worker, "UpdateTasks", update)
         for departure in departures:
             left = pb.ReleaseClientRequest(
                 client_id=departure.client_id, task_id=departure.task_id, used=departure.used

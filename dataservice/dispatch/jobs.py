@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataservice.dispatch.datasets import Datasets
 from dataservice.dispatch.homes import Homes
 from dataservice.dispatch.leases import Leases, by_worker
-from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Worker
+from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Task, Worker
 from dataservice.dispatch.splits import Cursors
 from dataservice.dispatch.terms import (
     check_same_begin,
@@ -86,18 +86,24 @@ class Jobs(Datasets):
         if iteration.id in self.iterations:
             self._forget(iteration)
 
-    def saves_of(self, worker_id: int, limit: int) -> list[int]:
-        """Local. The ids of tasks that a worker shall run unasked, at most so many at a time."""
-        tasks = [
-            task
-            for task in self.leases.tasks.values()
-            if task.worker.id == worker_id
-            and task.part.iteration.job.terms.reading == pb.SAVED
-            and task.part.iteration.wanted
-            and not task.part.finished
-        ]
-        tasks.sort(key=lambda task: (not task.running, task.id))  # what has begun goes on
-        return [task.id for task in tasks[:limit]]
+    def tasks_to_begin(self, worker_id: int, most_saves: int) -> list[int]:
+        """Return the ids of tasks that a worker has not begun, and of the saves that it shall run.
+
+        Args:
+            worker_id: The worker.
+            most_saves: How many parts of saves it runs at a time.
+        """
+        served: list[int] = []
+        saves: list[Task] = []
+        for task in self.leases.tasks.values():
+            if task.worker.id != worker_id or task.lost or task.part.finished:
+                continue
+            if task.part.iteration.job.terms.reading != pb.SAVED:
+                served += [] if task.running else [task.id]
+            elif task.part.iteration.wanted:
+                saves.append(task)
+        saves.sort(key=lambda task: (not task.running, task.id))  # what has begun goes on
+        return served + [task.id for task in saves[:most_saves]]
 
     # Inside
 

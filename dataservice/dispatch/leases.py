@@ -36,6 +36,7 @@ class Leases:
         self._touch = touch
         self.tasks: dict[int, Task] = {}
         self.removals: list[Removal] = []
+        self.leased: list[Task] = []
 
     def get(self, task_id: int) -> Task:
         """Local. A task.
@@ -167,6 +168,7 @@ class Leases:
         part.task = Task(next(self._ids), part, worker)
         part.attempts += 1
         self.tasks[part.task.id] = part.task
+        self.leased.append(part.task)
         part.home = -1
         if worker.address not in part.iteration.served:
             part.iteration.served.add(worker.address)

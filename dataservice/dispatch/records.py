@@ -295,11 +295,13 @@ class Outcome:
     Attributes:
         changed: Records by kind and id; None if they are gone.
         removals: Tasks that workers shall forget.
+        leased: Tasks that workers shall begin.
         departures: Clients that workers shall forget.
         losses: What is to be said of workers and clients that were lost at work.
     """
 
     changed: dict[Key, Any] = field(default_factory=dict)
     removals: list[Removal] = field(default_factory=list)
+    leased: list[Task] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)

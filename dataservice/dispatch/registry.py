@@ -40,7 +40,8 @@ class Registry(Clients):
     def take_outcome(self) -> Outcome:
         """Local. What has changed since the last call."""
         self._outcome.removals += self.leases.removals
-        self.leases.removals = []
+        self._outcome.leased += self.leases.leased
+        self.leases.removals, self.leases.leased = [], []
         outcome, self._outcome = self._outcome, Outcome()
         return outcome
 

@@ -151,7 +151,7 @@ class ElementBuffer(ABC):
 
     @property
     def holders(self) -> list[int]:
-        """The ids of clients whose elements are retained until they acknowledge them."""
+        """The ids of clients that have received elements and not acknowledged them."""
         return []
 
     def report(self, progress: pb.TaskProgress) -> None:
@@ -232,6 +232,10 @@ class ElementBuffer(ABC):
         """Forget a client; see :meth:`release`."""
 
     @abstractmethod
+    def _has_news(self) -> bool:
+        """Return whether the dispatcher has to learn something new of the end, which has come."""
+
+    @abstractmethod
     def _first_needed(self) -> int:
         """Return the index of the first element that a consumer may still need."""
 
@@ -251,11 +255,13 @@ class ElementBuffer(ABC):
         return self._closing_error is not None or bool(self._failure)
 
     def _serve(self) -> None:
+        """Answer the requests that need not wait; then tell the dispatcher of the end."""
         while True:
             with self._changed:
                 found = self._next_answer()
                 if found is None:
-                    return
+                    is_news = self._ended and self._has_news()
+                    break
                 self._changed.notify_all()
             pending, answer = found
             if isinstance(answer, Error):
@@ -263,6 +269,8 @@ class ElementBuffer(ABC):
             else:
                 # Packing takes long: it runs without the lock.
                 self._answer(pending, *answer)
+        if is_news:
+            self._finished()
 
     def _next_answer(self) -> tuple[_Pending, _Answer | Error] | None:
         """Return the first request that can be answered, of each client the oldest one alone."""
@@ -324,12 +332,11 @@ class RetainingBuffer(ElementBuffer):
 
     Consumers say which indices they want, and get them as often as they request them.
 
+    The other arguments are those of :class:`ElementBuffer`.
+
     Args:
-        where: See :class:`ElementBuffer`.
-        begin: See :class:`ElementBuffer`.
         finished: Called once, when the number of elements is known.
         consumers: The number of consumers.
-        limit_bytes: See :class:`ElementBuffer`.
     """
 
     def __init__(
@@ -347,11 +354,7 @@ class RetainingBuffer(ElementBuffer):
         # By consumer index: elements before the watermark are acknowledged.
         self._watermarks = dict.fromkeys(range(consumers), self.produced)
         self._cursors: dict[int | str, _Cursor] = {}
-
-    def end(self) -> None:
-        """Tell the dispatcher the number of elements."""
-        super().end()
-        self._finished()
+        self._has_told = False
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         self._elements[index] = element, size
@@ -388,7 +391,7 @@ class RetainingBuffer(ElementBuffer):
         self._drop()
 
     def _drop(self) -> None:
-        """Drop what all consumers have acknowledged.
+        """Drop the elements that all consumers have acknowledged.
 
         After the loss of a worker, some acknowledged elements have not been made again yet.
         """
@@ -441,6 +444,10 @@ class RetainingBuffer(ElementBuffer):
     def _let_go(self, client_id: int, used: list[int]) -> None:
         self._cursors.pop(client_id, None)
 
+    def _has_news(self) -> bool:
+        had_told, self._has_told = self._has_told, True
+        return not had_told
+
     def _first_needed(self) -> int:
         return min(self._watermarks.values())
 
@@ -451,9 +458,9 @@ class CrossTrainerBuffer(RetainingBuffer):
     The fastest trainer moves the window. Slower trainers skip the elements that have left it. The
     position belongs to the trainer: all its clients, at the same time or later, share it.
 
+    The other arguments are those of :class:`ElementBuffer`.
+
     Args:
-        where: See :class:`ElementBuffer`.
-        begin: See :class:`ElementBuffer`.
         window_bytes: How much is retained, besides the elements ahead of the fastest trainer.
     """
 
@@ -510,9 +517,9 @@ class FirstComeBuffer(ElementBuffer):
 
     Elements that a client has not acknowledged go to another client if it leaves.
 
+    The other arguments are those of :class:`ElementBuffer`.
+
     Args:
-        where: See :class:`ElementBuffer`.
-        begin: See :class:`ElementBuffer`.
         finished: Called when the part has ended and all elements have been sent; and once more
             when all are acknowledged, if sent elements are retained.
         used: Elements that must not be given again.
@@ -541,7 +548,7 @@ class FirstComeBuffer(ElementBuffer):
 
     @property
     def holders(self) -> list[int]:
-        """The ids of clients whose elements are retained until they acknowledge them."""
+        """The ids of clients that have received elements and not acknowledged them."""
         with self._changed:
             return sorted({*self._held, *(each for each, items in self._sent.items() if items)})
 
@@ -549,30 +556,6 @@ class FirstComeBuffer(ElementBuffer):
         """Fill in the number of elements, and whether all are acknowledged, if it is known."""
         super().report(progress)
         progress.used_up = self._told[1]
-
-    def end(self) -> None:
-        """Note that there are no more elements."""
-        super().end()
-        self._tell()
-
-    def release(self, client_id: int, used: list[int]) -> None:
-        """Give a client nothing more; its elements that it has not used go to others."""
-        super().release(client_id, used)
-        self._tell()
-
-    def ask(self, request: Request, body: pb.GetElementRequest) -> None:
-        """Answer a consumer's request, now or later."""
-        super().ask(request, body)
-        self._tell()
-
-    def _tell(self) -> None:
-        with self._changed:
-            sent = self._ended and not (self._waiting or self._given_up())
-            stage = sent, sent and self._retains and not any(self._sent.values())
-            is_news = stage > self._told
-            self._told = max(stage, self._told)
-        if is_news:
-            self._finished()
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         if index in self._used:
@@ -633,6 +616,13 @@ class FirstComeBuffer(ElementBuffer):
         back = sorted(self._sent.pop(client_id, {}).values(), key=lambda item: item.index)
         self._waiting.extendleft(reversed(back))
         self._bytes += sum(item.size for item in back)
+
+    def _has_news(self) -> bool:
+        is_sent = not (self._waiting or self._given_up())
+        stage = is_sent, is_sent and self._retains and not any(self._sent.values())
+        is_news = stage > self._told
+        self._told = max(stage, self._told)
+        return is_news
 
     def _first_needed(self) -> int:
         sent = [min(items) for items in self._sent.values() if items]

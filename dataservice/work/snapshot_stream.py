@@ -63,7 +63,7 @@ class SnapshotStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether a checkpoint is wanted before its time, to commit the elements so far."""
+        """True if the elements so far should be committed before the usual time."""
         return self._writer is not None and self._writer.full
 
     def commit(self, checkpoints: Checkpoints) -> None:

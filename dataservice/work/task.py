@@ -48,7 +48,7 @@ class Task:
         cache_bytes: Size of the window that trainers share, if the job is read so.
 
     Attributes:
-        thread: The thread, which the worker starts.
+        thread: The thread, which :meth:`start` starts.
     """
 
     def __init__(
@@ -86,6 +86,15 @@ class Task:
 
     # For the worker
 
+    def start(self) -> None:
+        """Begin. Idempotent; not to be called by several threads at the same time.
+
+        Raises:
+            RuntimeError: The process can have no more threads.
+        """
+        if self.thread.ident is None:
+            self.thread.start()
+
     def ask(self, request: Request, body: pb.GetElementRequest) -> None:
         """Answer a consumer's request, now or later."""
         self._call_buffer(lambda buffer: buffer.ask(request, body))
@@ -100,7 +109,12 @@ class Task:
             self._buffer.refresh(periods)
 
     def close(self, error: Error) -> None:
-        """Stop before the next element, and fail the requests of consumers. Idempotent."""
+        """Stop before the next element, and fail the requests of consumers. Idempotent.
+
+        A task that has not begun must not be started meanwhile or afterwards.
+        """
+        if self.thread.ident is None:
+            self._set_any_buffer()
         self._call_buffer(lambda buffer: buffer.close(error))
         self._scope.close()
 
@@ -129,12 +143,12 @@ class Task:
         return progress if is_news else None
 
     def holders(self) -> pb.Holders | None:
-        """Return the clients whose elements are retained; None if there are none."""
+        """Return the clients that have unacknowledged elements; None if there are none."""
         held = self._buffer.holders if self._buffer is not None else []
         return pb.Holders(task_id=self._task_id, client_ids=held) if held else None
 
     def work(self) -> pb.TaskWork | None:
-        """Return what has been done for consumers so far; None before the first element."""
+        """Return the work done for consumers so far; None before the first element."""
         buffer, began = self._buffer, self._began
         if buffer is None or not began:
             return None
@@ -150,9 +164,9 @@ class Task:
 
     def _call_buffer(self, call: Callable[[ElementBuffer], None]) -> None:
         """Call a method of the buffer, now or when there is a buffer."""
-        if self._stream is not None:
-            return  # the endpoint answers requests that are dropped with an error
         with self._lock:
+            if self._stream is not None:
+                return  # the endpoint answers requests that are dropped with an error
             if self._buffer is None:
                 self._postponed.append(call)
                 return
@@ -176,10 +190,13 @@ class Task:
             destination.where += f", dataset {dataset.summary()}"
             self._evaluate(lease, dataset, destination)
         except BaseException as error:
-            if self._buffer is None and self._stream is None:
-                # Any kind of buffer serves: all requests get the same answer.
-                self._set_buffer(CrossTrainerBuffer(self._where, pb.Checkpoint(), 0))
+            self._set_any_buffer()
             self._fail(error)
+
+    def _set_any_buffer(self) -> None:
+        """Make a buffer, if the kind is not known, so that all requests get the same error."""
+        if self._buffer is None and self._stream is None:
+            self._set_buffer(CrossTrainerBuffer(self._where, pb.Checkpoint(), 0))
 
     def _fail(self, error: BaseException) -> None:
         destination = self._buffer or self._stream
@@ -188,8 +205,8 @@ class Task:
             logger.info("%s is withdrawn: %s", self._where, error)
             self.close(CancelledError(str(error)))
         elif not self._dispatcher.stopped():
-            # A user's function can raise anything. The error is for the job's consumers, or for
-            # the readers of the snapshot. If the task is closed, close() has told consumers.
+            # The error is for the job's consumers or for readers of the snapshot, even if it is a
+            # BaseException of a user's function. If the task is closed, close() has told consumers.
             destination.fail(error)
 
     def _get_lease(self) -> pb.Task:
@@ -204,7 +221,9 @@ class Task:
 
     def _make_destination(self, lease: pb.Task) -> ElementBuffer | SnapshotStream:
         if lease.reading == pb.SAVED:
-            self._stream = SnapshotStream(self._where, lease, self._tell_end)
+            with self._lock:
+                self._stream = SnapshotStream(self._where, lease, self._tell_end)
+                self._postponed.clear()
             return self._stream
         buffer = self._make_buffer(lease)
         self._set_buffer(buffer)

@@ -1,4 +1,4 @@
-"""The data worker: runs tasks, and gives their elements to consumers."""
+"""The data worker: runs tasks, and sends their elements to consumers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dataservice.wire import PROBE_BYTES
 from dataservice.work.datasets import Datasets
 from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
-from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
+from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-# A request without an answer is answered with nothing after so many rounds of at most so long:
-# within consumers' patience, however rarely the dispatcher is to hear of us.
+# A waiting request is answered without elements after so many rounds of at most so long, however
+# long the heartbeat interval is: consumers take a worker that is silent for 12 s for a lost one.
 _HOLD_ROUNDS = 10
 _LONGEST_ROUND_S = 1.0
 _GIVEN_UP = "the task was given up, or given to another data worker"
-# Kept for trainers that are slower than others.
+# Default size of the window that trainers share.
 _CACHE_BYTES = 1 << 30
 # How long close() waits for users' functions.
 _CLOSE_S = 5.0
@@ -42,15 +42,15 @@ class DataWorker:
     """Serves ``data_worker/...`` at an endpoint, on the thread that serves the endpoint.
 
     Args:
-        endpoint: Open; somebody else runs its serving loop.
+        endpoint: An open endpoint; the caller runs its serving loop.
         dispatcher: Address of the dispatcher.
-        address: What others shall call this worker.
-        config: Its times.
+        address: The address under which consumers and the dispatcher call this worker.
+        config: Its times, tags and cache size.
         failed: Called with the error of a bug that ends the worker, on the worker's thread.
 
     Attributes:
         address: As given.
-        registration: Ends when the dispatcher knows this worker, or cannot be reached.
+        registration: Completes when the dispatcher knows this worker, or cannot be reached.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DataWorker:
         self._closed = threading.Event()
         self._closed_at = float("inf")
         self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
-        # For calls that decide whether the dispatcher takes this worker for a lost one.
+        # For calls after which the dispatcher knows that this worker is here, or has left.
         self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
@@ -86,7 +86,7 @@ class DataWorker:
             self.GetElement,
             self.GetCheckpoint,
             self.Probe,
-            self.RemoveTasks,
+            self.UpdateTasks,
             self.ReleaseClient,
             self.DispatcherStopped,
         )
@@ -97,7 +97,7 @@ class DataWorker:
         self._thread.start()
 
     def close(self, *, leave: bool = True) -> None:
-        """Local. Stop all tasks and refuse requests; idempotent.
+        """Stop all tasks and refuse requests. Idempotent.
 
         Args:
             leave: Whether to tell the dispatcher.
@@ -113,7 +113,7 @@ class DataWorker:
             task.close(self._stopped())
         deadline = self._closed_at + _CLOSE_S
         for thread in (self._thread, *(task.thread for task in tasks)):
-            if thread is threading.current_thread():
+            if thread is threading.current_thread() or not thread.is_alive():
                 continue
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
@@ -130,19 +130,20 @@ class DataWorker:
     # Handlers are named as in the .proto file.
 
     def GetElement(self, request: Request) -> Reply:
-        """Local. Answer with elements of a task, now or later."""
+        """Answer with elements of a task, now or later."""
         body = pb.GetElementRequest.FromString(request.body)
         with self._lock:
             if self._closed.is_set():
                 raise self._stopped()
             if self._orphaned:
                 raise self._orphan()
-            task = self._start(body.task_id)
+            # The consumer may have heard of the task before this worker.
+            task = self._task(body.task_id)
         task.ask(request, body)
         return LATER
 
     def GetCheckpoint(self, request: Request) -> Reply:
-        """Local. Answer with where a task can be taken up again."""
+        """Answer with the newest checkpoint of a task that is not after an element."""
         body = pb.CheckpointRequest.FromString(request.body)
         with self._lock:
             task = self._tasks.get(body.task_id)
@@ -151,19 +152,17 @@ class DataWorker:
         return Reply(task.checkpoint(body.index).SerializeToString())
 
     def Probe(self, request: Request) -> Reply:
-        """Local. Answer with some bytes, for whoever wants to know how long they take."""
+        """Answer with a buffer, so that the consumer can measure the transfer rate."""
         nbytes = min(pb.ProbeRequest.FromString(request.body).nbytes, PROBE_BYTES)
         return Reply(b"", [np.zeros(nbytes, np.uint8)])
 
-    def RemoveTasks(self, request: Request) -> Reply:
-        """Local. Forget tasks."""
-        self._forget(
-            pb.RemoveTasksRequest.FromString(request.body).task_ids, CancelledError(_GIVEN_UP)
-        )
+    def UpdateTasks(self, request: Request) -> Reply:
+        """Begin and forget tasks."""
+        self._update(pb.TasksUpdate.FromString(request.body))
         return Reply()
 
     def ReleaseClient(self, request: Request) -> Reply:
-        """Local. Give a consumer nothing more."""
+        """Give a client nothing more."""
         body = pb.ReleaseClientRequest.FromString(request.body)
         with self._lock:
             task = self._tasks.get(body.task_id)
@@ -172,10 +171,10 @@ class DataWorker:
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
-        """Local. No consumer can come to an end with what has begun: fail, so that they know."""
+        """Fail all tasks, because their iterations cannot end without their dispatcher."""
         body = pb.WorkerRequest.FromString(request.body)
         with self._lock:
-            # Another id was given by an earlier dispatcher at the same address.
+            # A notice with another id is from an earlier dispatcher at the same address.
             self._orphaned |= body.worker_id == self._worker_id
         if self._orphaned:
             self._forget(list(self._tasks), self._orphan())
@@ -184,18 +183,18 @@ class DataWorker:
     # Inside
 
     def _stopped(self) -> Error:
-        """What makes consumers look for another worker."""
+        """Return the error that makes consumers look for another worker."""
         return CancelledError(f"data worker {self.address} was stopped")
 
     def _orphan(self) -> Error:
-        """What makes consumers give up."""
+        """Return the error that makes consumers give up."""
         return AbortedError(f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped")
 
-    def _start(self, task_id: int) -> Task:
-        """Return a task; begin it if it is new. Called with the lock held."""
+    def _task(self, task_id: int) -> Task:
+        """Return a task, which holds requests until it begins. Called with the lock held."""
         task = self._tasks.get(task_id)
         if task is None:
-            task = Task(
+            task = self._tasks[task_id] = Task(
                 task_id,
                 self._dispatcher,
                 self._patience_s,
@@ -203,15 +202,20 @@ class DataWorker:
                 self._name,
                 self._cache_bytes,
             )
-            task.thread.start()
-            self._tasks[task_id] = task
         return task
 
-    def _save(self, task_ids: Iterable[int]) -> None:
-        with self._lock:
-            for task_id in task_ids:
-                if not self._closed.is_set():
-                    self._start(task_id)
+    def _update(self, update: pb.TasksUpdate) -> None:
+        """Forget and begin tasks, as the dispatcher decides."""
+        self._forget(update.forget, CancelledError(_GIVEN_UP))
+        for task_id in update.begin:
+            try:
+                with self._lock:
+                    if not self._closed.is_set():
+                        self._task(task_id).start()
+            except RuntimeError as error:  # the process can have no more threads
+                logger.warning("%s cannot begin task %d: %s", self._name, task_id, error)
+                # Heartbeats name the task again, so that this worker tries it again.
+                self._forget([task_id], UnavailableError(f"{self._name}: {error}"))
 
     def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
@@ -221,7 +225,7 @@ class DataWorker:
                 task.close(error)
 
     def _live(self) -> None:
-        """Register, then tell the dispatcher from time to time that we are here."""
+        """Register, then send heartbeats."""
         try:
             self._begin()
         except Exception as error:
@@ -229,13 +233,13 @@ class DataWorker:
             return
         self.registration.complete()
         try:
-            self._go_on()
+            self._send_heartbeats()
         except BaseException as error:
             self._failed(error)
             raise  # in a job, an uncaught error ends all ranks, and says why
 
-    def _go_on(self) -> None:
-        """Tell the dispatcher from time to time that we are here, until the worker is closed."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats and refresh waiting requests until the worker is closed, then leave."""
         reachable = True
         rounds = math.ceil(self._period_s / _LONGEST_ROUND_S)
         for number in itertools.count(1):
@@ -251,9 +255,9 @@ class DataWorker:
             self._leave()
 
     def _begin(self) -> None:
-        """Register; CancelledError if the worker has been closed meanwhile."""
+        """Register; raise CancelledError if the worker is closed meanwhile."""
         self._register()
-        if self._closed.is_set():  # the dispatcher may have given it parts already
+        if self._closed.is_set():  # the dispatcher may have given this worker parts already
             self._leave()
             raise self._stopped()
 
@@ -272,6 +276,7 @@ class DataWorker:
         return missing_dispatcher(self._dispatcher.peer, protocol, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
+        """Send a heartbeat; return whether the dispatcher is reachable."""
         with self._lock:
             tasks = dict(self._tasks)
         work = [done for task in tasks.values() if (done := task.work()) is not None]
@@ -284,24 +289,21 @@ class DataWorker:
             holders=[held for task in tasks.values() if (held := task.holders()) is not None],
         )
         try:
-            reply = self._dispatcher.ask(
-                "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
-            )
-            self._forget(reply.task_ids, CancelledError(_GIVEN_UP))
-            self._save(reply.saves)
+            reply = self._dispatcher.ask("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
+            self._update(reply)
         except NotFoundError:
             return self._register_again()
         except CancelledError:
             return reachable
         except Error as error:
-            # Tasks that have begun can be served without it; it may also have been stopped first.
+            # Tasks that have begun need no dispatcher. The whole service may also be stopping.
             if reachable:
                 logger.warning("data worker %s: %s", self.address, error)
             return False
         return True
 
     def _count(self, work: list[pb.TaskWork]) -> None:
-        """Add what has been done since the last time to the numbers of this task."""
+        """Add the work since the last heartbeat to the metrics of this process."""
         values = own_metrics().values
         for each in work:
             last = self._counted.get(each.task_id, pb.TaskWork())
@@ -311,11 +313,10 @@ class DataWorker:
         self._counted = {each.task_id: each for each in work}
 
     def _register_again(self) -> bool:
-        """The dispatcher has given us up, or is another one: it will not hear of our tasks."""
+        """Register with a dispatcher that does not know this worker, without the old tasks."""
         logger.warning("data worker %s was given up as lost; it registers again", self.address)
         with self._lock:
-            # Without an id, so that word of the last dispatcher's stop, if it comes late, is not
-            # taken for the next one's.
+            # Without an id, a late notice that the last dispatcher has stopped matches nothing.
             self._worker_id, self._orphaned = 0, False
         lost = "its data worker was given up as lost by the dispatcher"
         self._forget(list(self._tasks), CancelledError(lost))
