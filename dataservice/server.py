@@ -21,14 +21,14 @@ from mpidist.errors import (
 
 logger = logging.getLogger(__name__)
 
-# The thread that registers gives up first, and says why.
+# The thread that registers gives up before start() does, so that start() raises its error.
 _REGISTRATION_GRACE_S = 5.0
-# How long join() waits for a failed thread to print its traceback.
+# The longest time that join() waits for a failed thread to print its traceback.
 _TRACEBACK_S = 1.0
 
 
 class _Server(ABC):
-    """Base of the servers: start, join and stop of an endpoint of their own."""
+    """A server that is created, started and stopped once."""
 
     def __init__(self, protocol: str | None, port: int, peer: str | None = None) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or port < 0:
@@ -45,15 +45,15 @@ class _Server(ABC):
 
     @property
     def stopped(self) -> bool:
-        """True if the server was stopped, or has failed; :meth:`join` raises the reason then."""
+        """True if the server was stopped or has failed. :meth:`join` raises the reason."""
         return self._stopped.is_set()
 
     def start(self) -> None:
-        """Start the server; nothing if it runs.
+        """Start the server. Do nothing if it runs.
 
         Raises:
-            FailedPreconditionError: It has been stopped.
-            CancelledError: Another thread has stopped it.
+            FailedPreconditionError: The server was stopped.
+            CancelledError: Another thread has stopped the server meanwhile.
             AlreadyExistsError: The port is in use, or belongs to another rank.
             UnavailableError: A worker finds no dispatcher in time.
         """
@@ -74,10 +74,10 @@ class _Server(ABC):
         atexit.register(self.stop)
 
     def join(self) -> None:
-        """Block until the server has been stopped.
+        """Block until the server is stopped.
 
         Raises:
-            FailedPreconditionError: It was never started.
+            FailedPreconditionError: The server was never started.
             InternalError: A bug has ended the server; the cause is attached.
         """
         if self._endpoint is None and not self._stopped.is_set():
@@ -92,7 +92,7 @@ class _Server(ABC):
             ) from self._failure
 
     def stop(self) -> None:
-        """Stop the server; nothing if it is stopped. A start() of another thread ends."""
+        """Stop the server. Idempotent; ends a start() of another thread."""
         self._stopping = True
         self._interrupt()
         with self._lock:
@@ -108,7 +108,7 @@ class _Server(ABC):
                 self._stopped.set()
 
     def _fail(self, error: BaseException) -> None:
-        """Stop the server because of a bug; join() raises it."""
+        """Stop the server because of a bug, which join() raises."""
         logger.critical("a %s ends: %r", type(self).__name__, error)
         self._failed_thread = threading.current_thread()
         self._failure = error
@@ -119,7 +119,7 @@ class _Server(ABC):
 
     def _open(self) -> Endpoint:
         protocol = self._protocol
-        # A server of a plain process that is given a port is for other processes.
+        # In a plain process, a port that the user names is for other processes.
         if (protocol, self._peer) == (None, None) and self._port and not launched():
             protocol = "tcp"
         try:
@@ -147,14 +147,15 @@ class DispatchServer(_Server):
     process group on all of them before a DispatchServer on one.
 
     Args:
-        port: Number of its endpoint; 0 takes a free one. Over mpi the numbers of a rank are those
-            that give its rank when divided by the size of the world. Or a DispatcherConfig.
+        port: Number of the endpoint; 0 takes a free one. Over mpi, a rank has the numbers whose
+            remainder is the rank when they are divided by the size of the world. Or a
+            DispatcherConfig.
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, or a name of the TensorFlow interface, which
-            is kept in ``target``. ``"grpc"`` is mpi in a launched world, tcp in a plain process;
-            None is mpi in a launched world; in a plain process it is tcp if there is a port, and
-            inproc, for this process alone, without.
+            is kept in ``target``. ``"grpc"`` is mpi in a launched world and tcp in a plain process.
+            None is mpi in a launched world. In a plain process None is tcp if a port is given, and
+            otherwise inproc, for this process alone.
             After a config, this place is that of ``start``.
-        start: Whether to start it at once.
+        start: Whether to start the server at once.
         config: In place of port and protocol, which must be left out then.
 
     Raises:
@@ -190,10 +191,10 @@ class DispatchServer(_Server):
 
     @property
     def target(self) -> str:
-        """``protocol://host:port``; the part after ``://`` serves as dispatcher_address.
+        """``protocol://host:port``. The part behind ``://`` serves as dispatcher_address.
 
         Raises:
-            FailedPreconditionError: The server does not run.
+            FailedPreconditionError: The server is not running.
         """
         if self._endpoint is None:
             raise FailedPreconditionError("a DispatchServer has no target before it is started")
@@ -219,14 +220,15 @@ class WorkerServer(_Server):
     """Evaluates datasets for the consumers of a data service.
 
     Args:
-        port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
+        port: Number of the endpoint; 0 takes a free one. Or a WorkerConfig.
         dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``. After
             a config, this place is that of ``start``.
-        worker_address: The address by which others reach it, as ``host:port``; ``%port%`` stands
-            for its port. None takes the endpoint's address.
+        worker_address: The address that consumers call, as ``host:port``; ``%port%`` stands for
+            the port. None takes the endpoint's address.
         protocol: As for :class:`DispatchServer`; None takes that of the dispatcher: in a plain
             process tcp, unless the dispatcher is in this process, over inproc.
-        start: Whether to start it at once; that waits until it is registered.
+        start: Whether to start the server at once. This waits until the dispatcher knows the
+            worker.
         config: In place of port, addresses and protocol, which must be left out then.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The status of a data service, for people and programs that scale it."""
+"""The load of a data service, for people and for programs that scale it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class WorkerStatus:
 
     Attributes:
         address: Its address.
-        silent_s: Seconds since its last message.
-        tasks: The number of its tasks.
-        elements: Elements that these tasks have made so far.
-        rate: Elements a second that it makes when consumers do not hold it up; 0 if not known.
-        busy: Part of the time in which it was not held up, from 0 to 1.
-        stages: Part of the time spent in each transformation, by name, from the source on.
+        silent_s: Seconds since its last heartbeat.
+        tasks: The number of its tasks that serve consumers.
+        elements: The number of elements that these tasks have made so far.
+        rate: Elements a second that the worker makes while it does not wait for consumers; 0 if
+            not known.
+        busy: Share of the time in which the worker does not wait for consumers, from 0 to 1.
+        stages: Share of the time spent in each transformation, by name, from the source on.
     """
 
     address: str
@@ -39,12 +40,12 @@ class ConsumerStatus:
     """A consumer's iterator.
 
     Attributes:
-        process: Its process.
-        index: Its consumer index, if the consumers of the job have one; otherwise 0.
-        silent_s: Seconds since its last message.
-        elements: Elements that it has used so far.
-        rate: Elements a second that it uses when it does not wait for them; 0 if not known.
-        stalled: Part of the time in which it waited for elements, from 0 to 1.
+        process: Its process, as ``host/pid-token``.
+        index: Its ``consumer_index``, in jobs that have one.
+        silent_s: Seconds since its last heartbeat.
+        elements: The number of elements that it has consumed.
+        rate: Elements a second that it consumes while it does not wait for them; 0 if not known.
+        stalled: Share of the time in which it waits for elements, from 0 to 1.
     """
 
     process: str
@@ -60,13 +61,13 @@ class JobStatus:
     """An iteration of a job.
 
     Attributes:
-        name: The name of the job; empty for a job of one consumer's own.
-        dataset: The description of its dataset.
-        repetition: The number of the iteration within the job.
-        parts: The number of its parts.
-        finished: The number of parts that have ended.
-        waiting: The number of parts that have no worker.
-        consumers: Its consumers.
+        name: The job's name; empty if one consumer reads it alone.
+        dataset: Description of the dataset.
+        repetition: Number of the iteration within its job, from 0.
+        parts: The number of parts.
+        finished: The number of parts at their end.
+        waiting: The number of parts without a worker.
+        consumers: The consumers that read it.
     """
 
     name: str
@@ -84,7 +85,7 @@ class ServiceStatus:
 
     Attributes:
         workers: The data workers.
-        jobs: The iterations that are not forgotten.
+        jobs: The iterations that the dispatcher keeps.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -93,12 +94,12 @@ class ServiceStatus:
     def scaling_hint(self) -> int | None:
         """Return the number of workers like these that would keep consumers from waiting.
 
-        It is the sum of the rates at which consumers could use elements, divided by the mean of
-        the rates at which workers could make them: tf.data service's estimate (arXiv:2210.14826),
+        It is the sum of the rates at which consumers could consume elements, divided by the mean
+        rate at which a worker could make them: tf.data service's estimate (arXiv:2210.14826),
         without its bounds.
 
         Returns:
-            At least 1; None as long as too little is known.
+            At least 1; None while too little is known.
         """
         wanted = sum(consumer.rate for job in self.jobs for consumer in job.consumers)
         rates = [worker.rate for worker in self.workers if worker.rate]
@@ -108,14 +109,14 @@ class ServiceStatus:
 
 
 def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -> ServiceStatus:
-    """Ask a dispatcher for the status of its service.
+    """Ask a dispatcher for the load of its service.
 
     Args:
         service: As for :func:`distribute`.
-        timeout_s: Seconds for which to try to reach the dispatcher.
+        timeout_s: How long to try, in seconds.
 
     Raises:
-        UnavailableError: There is no dispatcher.
+        UnavailableError: No dispatcher answers.
         ValueError: The service is not an address.
     """
     protocol, address = service_of(service)
@@ -139,7 +140,7 @@ def _worker(status: pb.WorkerStatus) -> WorkerStatus:
         for stage in work.stages:
             stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
     total = sum(stages.values())
-    # Tasks of a worker run beside each other, so that their rates add up.
+    # The tasks of a worker run at the same time, so that their rates add up.
     rates = [w.elements / (w.seconds - w.waited_s) for w in status.work if w.seconds > w.waited_s]
     return WorkerStatus(
         status.address,

@@ -1,4 +1,4 @@
-"""The task of the job ``data`` that ``mpidist.Server`` runs."""
+"""A task of the job ``data``, which ``mpidist.Server`` runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mpidist.errors import CancelledError
 
 
 class TaskServer(Protocol):
-    """The part of a Server that its data task uses."""
+    """The part of a Server that a data task uses."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """The open endpoint, whose serving loop the Server runs."""
+        """An open endpoint; the Server runs its serving loop."""
 
     def own_index(self, job: str) -> int:
         """Return the index of this process's task of a job."""
@@ -44,8 +44,8 @@ class DataTask:
         self._worker.registration.add_done_callback(_raise_on_failure)
 
     def close(self) -> None:
-        """Stop the worker and the dispatcher. Idempotent."""
-        # The whole cluster ends: the dispatcher may be gone, so the worker does not unregister.
+        """Stop the worker and the dispatcher, before the Server closes the endpoint. Idempotent."""
+        # The whole cluster is ending, and the dispatcher's process may already be gone.
         self._worker.close(leave=False)
         if self._dispatcher is not None:
             self._dispatcher.close()
@@ -53,6 +53,6 @@ class DataTask:
 
 
 def _raise_on_failure(registration: Work) -> None:
-    # On the worker's thread, where an uncaught error ends the job and names this task.
+    # This runs on the worker's thread, where an uncaught error ends the job and names this task.
     if not isinstance(registration.exception(), CancelledError):
         registration.wait()

@@ -220,15 +220,23 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Notify workers of tasks and clients to forget, and log losses."""
+        """Tell workers the tasks to begin and the tasks and clients to forget. Log losses.
+
+        Heartbeats tell the tasks of saves, some at a time.
+        """
         outcome = self._outcome.take()
         # Changes that came during the commit are for the next one.
         self._outcome.changed = outcome.changed
         for loss in outcome.losses:
             logger.warning("%s", loss)
+        updates: dict[str, pb.TasksUpdate] = {}
         for removal in outcome.removals:
-            removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
-            self.tell(removal.worker, "RemoveTasks", removed)
+            updates.setdefault(removal.worker, pb.TasksUpdate()).forget.append(removal.task_id)
+        for task in outcome.leased:
+            if not task.part.iteration.job.saves:
+                updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
+        for worker, update in updates.items():
+            self.tell(worker, "UpdateTasks", update)
         for departure in outcome.departures:
             left = pb.ReleaseClientRequest(
                 client_id=departure.client_id, task_id=departure.task_id, used=departure.used

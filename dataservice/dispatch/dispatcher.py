@@ -285,14 +285,14 @@ class Dispatcher:
 
     @_handler
     def WorkerHeartbeat(self, request: Request) -> Reply:
-        """Answer with the tasks that a worker shall forget."""
+        """Answer with the tasks that a worker shall forget, and those that it shall begin."""
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
         # It may have registered before this dispatcher was started again.
         self._workers_of.setdefault(request.process, set()).add(body.worker_id)
         self._finish(body)
-        saves = self._registry.saves_of(body.worker_id, self._most_saves)
-        return _reply(pb.RemoveTasksRequest(task_ids=forget, saves=saves))
+        begin = self._registry.tasks_to_begin(body.worker_id, self._most_saves)
+        return _reply(pb.TasksUpdate(forget=forget, begin=begin))
 
     @_handler
     def UnregisterWorker(self, request: Request) -> Reply:

@@ -329,12 +329,14 @@ class Outcome:
     Attributes:
         changed: Records by kind and id; None if they are gone.
         removals: Tasks that workers shall forget.
+        leased: Tasks that workers shall begin.
         departures: Clients that workers shall forget.
         losses: Messages for the log about workers and clients that were lost at work.
     """
 
     changed: dict[Key, Record | None] = field(default_factory=dict)
     removals: list[Removal] = field(default_factory=list)
+    leased: list[Task] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
 
@@ -350,11 +352,13 @@ class Outcome:
         """Add later changes."""
         self.changed.update(later.changed)
         self.removals += later.removals
+        self.leased += later.leased
         self.departures += later.departures
         self.losses += later.losses
 
     def take(self) -> Outcome:
         """Return the changes, and begin anew."""
-        taken = Outcome(self.changed, self.removals, self.departures, self.losses)
-        self.changed, self.removals, self.departures, self.losses = {}, [], [], []
+        taken = Outcome(self.changed, self.removals, self.leased, self.departures, self.losses)
+        self.changed, self.removals, self.leased = {}, [], []
+        self.departures, self.losses = [], []
         return taken

@@ -361,18 +361,24 @@ class Registry:
         if iteration.id in self.jobs.iterations:
             self._forget(iteration)
 
-    def saves_of(self, worker_id: int, limit: int) -> list[int]:
-        """List the ids of at most ``limit`` tasks of saves that a worker shall run."""
-        tasks = [
-            task
-            for task in self.scheduler.tasks.values()
-            if task.worker.id == worker_id
-            and task.part.iteration.job.saves
-            and task.part.iteration.wanted
-            and not task.part.finished
-        ]
-        tasks.sort(key=lambda task: (not task.running, task.id))  # tasks that have begun go on
-        return [task.id for task in tasks[:limit]]
+    def tasks_to_begin(self, worker_id: int, most_saves: int) -> list[int]:
+        """Return the ids of tasks that a worker has not begun, and of the saves that it shall run.
+
+        Args:
+            worker_id: The worker.
+            most_saves: How many parts of saves it runs at a time.
+        """
+        served: list[int] = []
+        saves: list[Task] = []
+        for task in self.scheduler.tasks.values():
+            if task.worker.id != worker_id or task.lost or task.part.finished:
+                continue
+            if not task.part.iteration.job.saves:
+                served += [] if task.running else [task.id]
+            elif task.part.iteration.wanted:
+                saves.append(task)
+        saves.sort(key=lambda task: (not task.running, task.id))  # tasks that have begun go on
+        return served + [task.id for task in saves[:most_saves]]
 
     # Time
 

@@ -226,6 +226,7 @@ class Scheduler:
         part.task = Task(next(self._ids), part, worker)
         part.attempts += 1
         self.tasks[part.task.id] = part.task
+        self._outcome.leased.append(part.task)
         part.slot = -1
         if worker.address not in part.iteration.served:
             part.iteration.served.add(worker.address)

@@ -337,13 +337,13 @@ class Stage(_message.Message):
     seconds: float
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class RemoveTasksRequest(_message.Message):
-    __slots__ = ("task_ids", "saves")
-    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
-    SAVES_FIELD_NUMBER: _ClassVar[int]
-    task_ids: _containers.RepeatedScalarFieldContainer[int]
-    saves: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, task_ids: _Optional[_Iterable[int]] = ..., saves: _Optional[_Iterable[int]] = ...) -> None: ...
+class TasksUpdate(_message.Message):
+    __slots__ = ("forget", "begin")
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    forget: _containers.RepeatedScalarFieldContainer[int]
+    begin: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, forget: _Optional[_Iterable[int]] = ..., begin: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskRequest(_message.Message):
     __slots__ = ("task_id",)

@@ -1,7 +1,8 @@
-"""Where a task's iterator was, now and then: from there another one can go on."""
+"""Checkpoints of a task: states of its iterator, from which another worker can continue."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,9 +17,13 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import dumps
 from mpidist.errors import UnimplementedError
 
-# States are taken so often, and so that taking them costs at most a fiftieth of the time.
+logger = logging.getLogger(__name__)
+
+# The shortest time between two states. Taking them costs at most a fiftieth of the time.
 _PERIOD_S = 0.1
 _SHARE = 50
+# The dispatcher keeps no larger state for the case that the worker is lost.
+LARGEST_STATE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class _Taken:
     """A state of the iterator.
 
     Attributes:
-        index: Elements before it.
+        index: Number of elements before it.
         state: The state.
-        nbytes: About how many bytes its pickle has.
+        nbytes: Estimated size of its pickle in bytes.
         position: Position of the next source index.
     """
 
@@ -39,23 +44,32 @@ class _Taken:
 
 
 class Checkpoints:
-    """Keeps the newest state that no consumer is behind, and those after it.
+    """Keeps the newest state that no consumer is behind, and the states after it.
 
     Args:
-        first: Where the task began.
+        first: The checkpoint that the task began from.
+        where: The task and its worker in words, for the log.
+        period_s: The shortest time between two states, in seconds, if longer than _PERIOD_S.
     """
 
-    def __init__(self, first: pb.Checkpoint) -> None:
+    def __init__(self, first: pb.Checkpoint, where: str, period_s: float = 0.0) -> None:
         self._first = first
+        self._where = where
+        self._period_s = period_s
         self._taken: deque[_Taken] = deque()
         self._lock = threading.Lock()
         self._due = 0.0
         self._impossible: UnimplementedError | None = None
+        self._reported = -1  # index of the newest one that the dispatcher has
+        self._has_warned = False
 
-    @property
-    def due(self) -> bool:
-        """Local. Whether it is time to take one."""
-        return self._impossible is None and time.monotonic() >= self._due
+    def is_due(self, *, early: bool = False) -> bool:
+        """Return whether to take a state now.
+
+        Args:
+            early: Whether one is wanted before its time.
+        """
+        return self._impossible is None and (early or time.monotonic() >= self._due)
 
     def take(
         self,
@@ -64,20 +78,22 @@ class Checkpoints:
         position: Callable[[], int],
         needed: int,
     ) -> None:
-        """Local. Take one.
+        """Take a state.
 
         Args:
-            index: How many elements the iterator has given, from the beginning of the part.
-            elements: The iterator; nobody else uses it now.
-            position: Gives the position of the next source index, when the state is taken.
-            needed: Elements before it are not needed any more.
+            index: Number of elements that the iterator has given, from the beginning of the part.
+            elements: The iterator; no other thread uses it meanwhile.
+            position: Returns the position of the next source index; called after the state is
+                taken.
+            needed: Elements before this index are not needed any more.
         """
         began = time.monotonic()
         try:
             state = elements.get_state()
         except UnimplementedError as error:
-            # Another worker can evaluate the part anew, from its beginning.
+            # Another worker can evaluate the part again from its beginning.
             self._impossible = error
+            logger.info("%s has no checkpoints: %s", self._where, error)
             return
         taken = _Taken(index, state, size_of(state), position())
         with self._lock:
@@ -85,46 +101,71 @@ class Checkpoints:
             while len(self._taken) > 1 and self._taken[1].index <= needed:
                 self._taken.popleft()
         cost = time.monotonic() - began
-        self._due = began + cost + max(_PERIOD_S, _SHARE * cost)
+        self._due = began + cost + max(_PERIOD_S, self._period_s, _SHARE * cost)
 
     def before(self, index: int) -> pb.Checkpoint:
-        """Local. The newest one that is not after an element.
+        """Return the newest checkpoint that is not after an element.
 
         Raises:
-            UnimplementedError: A source cannot say where it is, or what the state holds cannot be
-                pickled.
+            UnimplementedError: A source has no state, or the state cannot be pickled.
         """
         if self._impossible is not None:
             raise self._impossible
-        with self._lock:
-            fit = [taken for taken in self._taken if taken.index <= index]
-        if not fit:
+        newest = self._newest(index)
+        if newest is None:
             return self._first
-        newest = fit[-1]
         try:
             state = dumps(newest.state)
         except Exception as error:
             self._impossible = UnimplementedError(
                 f"the state of an iterator cannot be pickled: {error!r}"
             )
+            logger.info("%s has no checkpoints: %s", self._where, self._impossible)
             raise self._impossible from error
         return pb.Checkpoint(index=newest.index, state=state, position=newest.position)
 
-    def newest_index(self, index: int, limit: int) -> tuple[int, int]:
-        """Return which state :meth:`before` gives, of those of a limited size.
+    def report(self, needed: int) -> pb.Checkpoint | None:
+        """Return a checkpoint for the dispatcher, if there is a new one of at most LARGEST_STATE.
+
+        Larger states are not pickled. The first one is logged.
 
         Args:
-            index: As of :meth:`before`.
-            limit: The largest size, in bytes.
-
-        Returns:
-            The index of the newest state within the limit, -1 if there is none; and the size of
-            the newest one, in bytes, which may be beyond the limit.
+            needed: Index of the first element that is still needed.
         """
+        newest, small = self._newest(needed), self._newest(needed, LARGEST_STATE)
+        if newest is not None and newest is not small:
+            self._warn(newest.nbytes)
+        if small is None or small.index <= self._reported or self._impossible is not None:
+            return None
+        self._reported = small.index
+        try:
+            checkpoint = self.before(small.index)
+        except UnimplementedError:
+            return None
+        if len(checkpoint.state) > LARGEST_STATE:  # the estimate was too low
+            self._warn(len(checkpoint.state))
+            return None
+        return checkpoint
+
+    def _newest(self, index: int, limit: float = float("inf")) -> _Taken | None:
+        """Return the newest state of at most ``limit`` bytes that is not after an element."""
         with self._lock:
-            fit = [taken for taken in self._taken if taken.index <= index]
-        small = max([taken.index for taken in fit if taken.nbytes <= limit], default=-1)
-        return small, fit[-1].nbytes if fit else 0
+            fit = [each for each in self._taken if each.index <= index and each.nbytes <= limit]
+        return fit[-1] if fit else None
+
+    def _warn(self, nbytes: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s: the state of its iterator has about %d bytes, and the dispatcher keeps at most "
+            "%d. If this worker is lost, another one evaluates the part again from its beginning, "
+            "or from its last smaller state. A smaller shuffle buffer, or a shuffle before the map "
+            "that makes large elements, makes the state smaller",
+            self._where,
+            nbytes,
+            LARGEST_STATE,
+        )
 
 
 def size_of(state: Any) -> int:

@@ -1,43 +1,35 @@
-"""The data worker: runs tasks, and gives their elements to consumers."""
+"""The data worker: runs tasks, and sends their elements to consumers."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller, process_name
 from dataservice.compression import PROBE_BYTES
-from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
-from dataservice.dataset.node import Node
+from dataservice.config import WorkerConfig, seconds_of
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.stall import Stall, missing_dispatcher
-from dataservice.wire import unpack_dataset
-from dataservice.work.runner import Runner
-from dataservice.work.saver import Saver
-from dataservice.work.task_thread import TaskThread
+from dataservice.work.datasets import Datasets
+from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
-from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
+from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-# Datasets that are kept for the next iteration.
-_DATASETS = 8
-# A request without an answer is answered with nothing after so many rounds of at most so long:
-# within consumers' patience, however rarely the dispatcher is to hear of us.
+# A waiting request is answered without elements after so many rounds of at most so long, however
+# long the heartbeat interval is: consumers take a worker that is silent for 12 s for a lost one.
 _HOLD_ROUNDS = 10
 _LONGEST_ROUND_S = 1.0
 _GIVEN_UP = "the task was given up, or given to another data worker"
-# Kept for trainers that are slower than others.
+# Default size of the window that trainers share.
 _CACHE_BYTES = 1 << 30
 # How long close() waits for users' functions.
 _CLOSE_S = 5.0
@@ -50,15 +42,15 @@ class DataWorker:
     """Serves ``data_worker/...`` at an endpoint, on the thread that serves the endpoint.
 
     Args:
-        endpoint: Open; somebody else runs its serving loop.
+        endpoint: An open endpoint; the caller runs its serving loop.
         dispatcher: Address of the dispatcher.
-        address: What others shall call this worker.
-        config: Its times.
+        address: The address under which consumers and the dispatcher call this worker.
+        config: Its times, tags and cache size.
         failed: Called with the error of a bug that ends the worker, on the worker's thread.
 
     Attributes:
         address: As given.
-        registration: Ends when the dispatcher knows this worker, or cannot be reached.
+        registration: Completes when the dispatcher knows this worker, or cannot be reached.
     """
 
     def __init__(
@@ -70,6 +62,7 @@ class DataWorker:
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.address = address
+        self._name = f"data worker {address}"
         self._failed = failed
         self._endpoint = endpoint
         self._period_s = seconds_of(config.heartbeat_interval_ms, 1.0)
@@ -79,12 +72,11 @@ class DataWorker:
         self._closed = threading.Event()
         self._closed_at = float("inf")
         self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
-        # For calls that decide whether the dispatcher takes this worker for a lost one.
+        # For calls after which the dispatcher knows that this worker is here, or has left.
         self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
-        self._runners: dict[int, Runner] = {}
-        self._savers: dict[int, Saver] = {}
-        self._datasets: OrderedDict[tuple[int, ...], Node] = OrderedDict()
+        self._tasks: dict[int, Task] = {}
+        self._datasets = Datasets(self._name, self._patience_s)
         self._counted: dict[int, pb.TaskWork] = {}
         self._worker_id = 0
         self._leaves = True
@@ -94,7 +86,7 @@ class DataWorker:
             self.GetElement,
             self.GetCheckpoint,
             self.Probe,
-            self.RemoveTasks,
+            self.UpdateTasks,
             self.ReleaseClient,
             self.DispatcherStopped,
         )
@@ -105,7 +97,7 @@ class DataWorker:
         self._thread.start()
 
     def close(self, *, leave: bool = True) -> None:
-        """Local. Stop all tasks and refuse requests; idempotent.
+        """Stop all tasks and refuse requests. Idempotent.
 
         Args:
             leave: Whether to tell the dispatcher.
@@ -116,12 +108,12 @@ class DataWorker:
         self._closed_at = time.monotonic()
         self._closed.set()
         with self._lock:
-            tasks: list[TaskThread] = [*self._runners.values(), *self._savers.values()]
+            tasks = list(self._tasks.values())
         for task in tasks:
             task.close(self._stopped())
         deadline = self._closed_at + _CLOSE_S
         for thread in (self._thread, *(task.thread for task in tasks)):
-            if thread is threading.current_thread():
+            if thread is threading.current_thread() or not thread.is_alive():
                 continue
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
@@ -138,138 +130,102 @@ class DataWorker:
     # Handlers are named as in the .proto file.
 
     def GetElement(self, request: Request) -> Reply:
-        """Local. Answer with elements of a task, now or later."""
+        """Answer with elements of a task, now or later."""
         body = pb.GetElementRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
             if self._closed.is_set():
                 raise self._stopped()
             if self._orphaned:
                 raise self._orphan()
-            if runner is None:
-                runner = self._start(body.task_id)
-        runner.ask(request, body)
+            # The consumer may have heard of the task before this worker.
+            task = self._task(body.task_id)
+        task.ask(request, body)
         return LATER
 
     def GetCheckpoint(self, request: Request) -> Reply:
-        """Local. Answer with where a task can be taken up again."""
+        """Answer with the newest checkpoint of a task that is not after an element."""
         body = pb.CheckpointRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
-        if runner is None:
-            raise NotFoundError(f"data worker {self.address} has no task {body.task_id} any more")
-        return Reply(runner.checkpoint(body.index).SerializeToString())
+            task = self._tasks.get(body.task_id)
+        if task is None:
+            raise NotFoundError(f"{self._name} has no task {body.task_id} any more")
+        return Reply(task.checkpoint(body.index).SerializeToString())
 
     def Probe(self, request: Request) -> Reply:
-        """Local. Answer with some bytes, for whoever wants to know how long they take."""
+        """Answer with a buffer, so that the consumer can measure the transfer rate."""
         nbytes = min(pb.ProbeRequest.FromString(request.body).nbytes, PROBE_BYTES)
         return Reply(b"", [np.zeros(nbytes, np.uint8)])
 
-    def RemoveTasks(self, request: Request) -> Reply:
-        """Local. Forget tasks."""
-        self._forget(
-            pb.RemoveTasksRequest.FromString(request.body).task_ids, CancelledError(_GIVEN_UP)
-        )
+    def UpdateTasks(self, request: Request) -> Reply:
+        """Begin and forget tasks."""
+        self._update(pb.TasksUpdate.FromString(request.body))
         return Reply()
 
     def ReleaseClient(self, request: Request) -> Reply:
-        """Local. Give a consumer nothing more."""
+        """Give a client nothing more."""
         body = pb.ReleaseClientRequest.FromString(request.body)
         with self._lock:
-            runner = self._runners.get(body.task_id)
-        if runner is not None:
-            runner.release(body.client_id, list(body.used))
+            task = self._tasks.get(body.task_id)
+        if task is not None:
+            task.release(body.client_id, list(body.used))
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
-        """Local. No consumer can come to an end with what has begun: fail, so that they know."""
+        """Fail all tasks, because their iterations cannot end without their dispatcher."""
         body = pb.WorkerRequest.FromString(request.body)
         with self._lock:
-            # Another id was given by an earlier dispatcher at the same address.
+            # A notice with another id is from an earlier dispatcher at the same address.
             self._orphaned |= body.worker_id == self._worker_id
         if self._orphaned:
-            self._forget([*self._runners, *self._savers], self._orphan())
+            self._forget(list(self._tasks), self._orphan())
         return Reply()
 
     # Inside
 
     def _stopped(self) -> Error:
-        """What makes consumers look for another worker."""
+        """Return the error that makes consumers look for another worker."""
         return CancelledError(f"data worker {self.address} was stopped")
 
     def _orphan(self) -> Error:
-        """What makes consumers give up."""
+        """Return the error that makes consumers give up."""
         return AbortedError(f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped")
 
-    def _start(self, task_id: int) -> Runner:
-        runner = Runner(
-            task_id,
-            self._dispatcher,
-            self._patience_s,
-            self._node,
-            f"data worker {self.address}",
-            self._cache_bytes,
-        )
-        runner.thread.start()
-        self._runners[task_id] = runner
-        return runner
+    def _task(self, task_id: int) -> Task:
+        """Return a task, which holds requests until it begins. Called with the lock held."""
+        task = self._tasks.get(task_id)
+        if task is None:
+            task = self._tasks[task_id] = Task(
+                task_id,
+                self._dispatcher,
+                self._patience_s,
+                self._datasets.get,
+                self._name,
+                self._cache_bytes,
+            )
+        return task
+
+    def _update(self, update: pb.TasksUpdate) -> None:
+        """Forget and begin tasks, as the dispatcher decides."""
+        self._forget(update.forget, CancelledError(_GIVEN_UP))
+        for task_id in update.begin:
+            try:
+                with self._lock:
+                    if not self._closed.is_set():
+                        self._task(task_id).start()
+            except RuntimeError as error:  # the process can have no more threads
+                logger.warning("%s cannot begin task %d: %s", self._name, task_id, error)
+                # Heartbeats name the task again, so that this worker tries it again.
+                self._forget([task_id], UnavailableError(f"{self._name}: {error}"))
 
     def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
-            tasks: list[TaskThread] = []
-            for task_id in task_ids:
-                for held in (self._runners.pop(task_id, None), self._savers.pop(task_id, None)):
-                    tasks += [] if held is None else [held]
+            tasks = [self._tasks.pop(task_id, None) for task_id in task_ids]
         for task in tasks:
-            task.close(error)
-
-    def _save(self, task_ids: Iterable[int]) -> None:
-        for task_id in task_ids:
-            if task_id in self._savers:
-                continue
-            where = f"data worker {self.address}"
-            saver = Saver(task_id, self._dispatcher, self._patience_s, self._node, where)
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                self._savers[task_id] = saver
-            saver.thread.start()
-
-    def _node(self, task: pb.Task, dispatcher: Caller) -> Node:
-        """What a task evaluates; the same object for the same part, which may have a cache."""
-        policy = ShardingPolicy(task.policy)
-        if policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
-            return self._kept((task.dataset_id,), lambda: self._fetch(task, dispatcher))
-        key = (task.dataset_id, task.policy, task.num_parts, task.part)
-        return self._kept(
-            key,
-            lambda: auto_shard(self._fetch(task, dispatcher), policy, task.num_parts, task.part),
-        )
-
-    def _kept(self, key: tuple[int, ...], make: Callable[[], Node]) -> Node:
-        with self._lock:
-            if key in self._datasets:
-                self._datasets.move_to_end(key)
-                return self._datasets[key]
-        node = make()
-        with self._lock:
-            self._datasets[key] = node
-            full = len(self._datasets) > _DATASETS
-            while len(self._datasets) > _DATASETS:
-                self._datasets.popitem(last=False)
-        if full:
-            # Functions that were pickled by value refer to themselves, and what they hold may be
-            # large, though it is few objects: by itself, garbage is collected late.
-            gc.collect()
-        return node
-
-    def _fetch(self, task: pb.Task, dispatcher: Caller) -> Node:
-        request = pb.GetDatasetRequest(dataset_id=task.dataset_id)
-        reply = dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
-        return unpack_dataset(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
+            if task is not None:
+                task.close(error)
 
     def _live(self) -> None:
-        """Register, then tell the dispatcher from time to time that we are here."""
+        """Register, then send heartbeats."""
         try:
             self._begin()
         except Exception as error:
@@ -277,31 +233,31 @@ class DataWorker:
             return
         self.registration.complete()
         try:
-            self._go_on()
+            self._send_heartbeats()
         except BaseException as error:
             self._failed(error)
             raise  # in a job, an uncaught error ends all ranks, and says why
 
-    def _go_on(self) -> None:
-        """Tell the dispatcher from time to time that we are here, until the worker is closed."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats and refresh waiting requests until the worker is closed, then leave."""
         reachable = True
         rounds = math.ceil(self._period_s / _LONGEST_ROUND_S)
         for number in itertools.count(1):
             if self._closed.wait(self._period_s / rounds):
                 break
             with self._lock:
-                runners = list(self._runners.values())
-            for runner in runners:
-                runner.refresh(_HOLD_ROUNDS)
+                tasks = list(self._tasks.values())
+            for task in tasks:
+                task.refresh(_HOLD_ROUNDS)
             if number % rounds == 0:
                 reachable = self._beat(reachable)
         if reachable:
             self._leave()
 
     def _begin(self) -> None:
-        """Register; CancelledError if the worker has been closed meanwhile."""
+        """Register; raise CancelledError if the worker is closed meanwhile."""
         self._register()
-        if self._closed.is_set():  # the dispatcher may have given it parts already
+        if self._closed.is_set():  # the dispatcher may have given this worker parts already
             self._leave()
             raise self._stopped()
 
@@ -320,37 +276,34 @@ class DataWorker:
         return missing_dispatcher(self._dispatcher.peer, protocol, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
+        """Send a heartbeat; return whether the dispatcher is reachable."""
         with self._lock:
-            runners = list(self._runners.values())
-            tasks: dict[int, TaskThread] = {**self._runners, **self._savers}
-        work = [done for runner in runners if (done := runner.work()) is not None]
+            tasks = dict(self._tasks)
+        work = [done for task in tasks.values() if (done := task.work()) is not None]
         self._count(work)
         request = pb.WorkerRequest(
             worker_id=self._worker_id,
             task_ids=list(tasks),
             progress=[each for task in tasks.values() if (each := task.progress()) is not None],
             work=work,
-            holders=[held for runner in runners if (held := runner.holders()) is not None],
+            holders=[held for task in tasks.values() if (held := task.holders()) is not None],
         )
         try:
-            reply = self._dispatcher.ask(
-                "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
-            )
-            self._forget(reply.task_ids, CancelledError(_GIVEN_UP))
-            self._save(reply.saves)
+            reply = self._dispatcher.ask("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
+            self._update(reply)
         except NotFoundError:
             return self._register_again()
         except CancelledError:
             return reachable
         except Error as error:
-            # Tasks that have begun can be served without it; it may also have been stopped first.
+            # Tasks that have begun need no dispatcher. The whole service may also be stopping.
             if reachable:
                 logger.warning("data worker %s: %s", self.address, error)
             return False
         return True
 
     def _count(self, work: list[pb.TaskWork]) -> None:
-        """Add what has been done since the last time to the numbers of this task."""
+        """Add the work since the last heartbeat to the metrics of this process."""
         values = own_metrics().values
         for each in work:
             last = self._counted.get(each.task_id, pb.TaskWork())
@@ -360,14 +313,13 @@ class DataWorker:
         self._counted = {each.task_id: each for each in work}
 
     def _register_again(self) -> bool:
-        """The dispatcher has given us up, or is another one: it will not hear of our tasks."""
+        """Register with a dispatcher that does not know this worker, without the old tasks."""
         logger.warning("data worker %s was given up as lost; it registers again", self.address)
         with self._lock:
-            # Without an id, so that word of the last dispatcher's stop, if it comes late, is not
-            # taken for the next one's.
+            # Without an id, a late notice that the last dispatcher has stopped matches nothing.
             self._worker_id, self._orphaned = 0, False
         lost = "its data worker was given up as lost by the dispatcher"
-        self._forget([*self._runners, *self._savers], CancelledError(lost))
+        self._forget(list(self._tasks), CancelledError(lost))
         try:
             self._register()
         except Error as error:

@@ -23,7 +23,7 @@ GO_ON = threading.Event()
 
 
 def large():
-    """Yield arrays of 40 MiB, of which outboxes and buffers hold two."""
+    """Yield arrays of 40 MiB, of which buffers on both sides hold two."""
     try:
         for number in itertools.count():
             ASKED.put(number)

@@ -31,7 +31,7 @@ def together(count, function):
 
 def tasks(service):
     """How many tasks the workers hold."""
-    return sum(len(worker._worker._runners) for worker in service.workers)
+    return sum(len(worker._worker._tasks) for worker in service.workers)
 
 
 def iterations(service):

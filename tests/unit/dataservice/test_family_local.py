@@ -60,13 +60,13 @@ def values(dataset):
 
 
 def tasks(service):
-    return sum(len(worker._worker._runners) for worker in service.workers)
+    return sum(len(worker._worker._tasks) for worker in service.workers)
 
 
 def running(service):
     """How many tasks go on."""
-    runners = [one for worker in service.workers for one in worker._worker._runners.values()]
-    return sum(one.thread.is_alive() for one in runners)
+    tasks = [one for worker in service.workers for one in worker._worker._tasks.values()]
+    return sum(one.thread.is_alive() for one in tasks)
 
 
 def apply_of(service, mode, target="AUTO", **terms):
@@ -173,7 +173,7 @@ def test_tasks_on_local_workers_end_with_the_iterator(make_cluster, mode):
             # A request of the pass before that is still under way makes a worker begin a task of
             # which the dispatcher knows no more: it ends at once, and goes with the next heartbeat.
             wait_until(lambda: 1 <= running(service) <= tasks(service) <= 2)
-            assert not service.workers[-1]._worker._runners
+            assert not service.workers[-1]._worker._tasks
         wait_until(lambda: tasks(service) == 0)
         assert list(elements) == []
 

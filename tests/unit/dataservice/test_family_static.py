@@ -114,7 +114,7 @@ def test_the_place_in_the_list_says_which_part(make_service, addresses, started)
         while len({task for _, task in taken}) < 3:
             element, task = next(elements)
             taken.add((int(element) % 3, int(task)))
-        tasks = [next(iter(worker._worker._runners)) for worker in service.workers]
+        tasks = [next(iter(worker._worker._tasks)) for worker in service.workers]
     place = {task: index for index, task in taken}
     assert sorted(place.values()) == [0, 1, 2]
     for task, port in zip(tasks, started, strict=True):

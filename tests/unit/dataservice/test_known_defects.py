@@ -35,7 +35,6 @@ class Unpickled:
         return {"any": 0}
 
 
-@defect(29, "each task of a worker fetches the dataset")
 def test_a_worker_fetches_a_dataset_once(make_service):
     service = make_service(1)
     dataset = (

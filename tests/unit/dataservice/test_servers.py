@@ -17,7 +17,7 @@ from dataservice import (
 from dataservice.calls import Caller
 from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.work.runner import Runner
+from dataservice.work.task import Task
 from mpidist import LATER, Reply, open_endpoint
 from mpidist.errors import (
     AlreadyExistsError,
@@ -297,12 +297,18 @@ def registering():
         yield worker, worker_id, Dispatcher(endpoint)
 
 
-def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
-    def close(runner, error, close=Runner.close):
-        runner.thread.join(10)  # the worst moment
-        close(runner, error)
+def begin(endpoint, worker, task_id):
+    """Tell a worker to begin a task, as the dispatcher does."""
+    body = pb.TasksUpdate(begin=[task_id]).SerializeToString()
+    endpoint.notify(worker._endpoint.address, "data_worker/UpdateTasks", body)
 
-    monkeypatch.setattr(Runner, "close", close)
+
+def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
+    def close(task, error, close=Task.close):
+        task.thread.join(10)  # the worst moment
+        close(task, error)
+
+    monkeypatch.setattr(Task, "close", close)
     with open_endpoint("inproc", 4808) as endpoint:
         asked, held = threading.Event(), []
 
@@ -316,6 +322,7 @@ def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
         endpoint.register("dispatcher", handlers)
         endpoint.serve_in_thread()
         with WorkerServer(dispatcher_address="localhost:4808") as worker:
+            begin(endpoint, worker, 1)
             body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
             work = endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
             assert asked.wait(10)
@@ -343,15 +350,55 @@ def test_a_task_that_is_over_asks_for_its_dataset_no_longer():
         endpoint.register("dispatcher", handlers)
         endpoint.serve_in_thread()
         with WorkerServer(dispatcher_address="localhost:4810") as worker:
+            begin(endpoint, worker, 1)
             address = worker._endpoint.address
             body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
             work = endpoint.call(address, "data_worker/GetElement", body)
             assert asked.wait(10)
-            body = pb.RemoveTasksRequest(task_ids=[1]).SerializeToString()
-            endpoint.notify(address, "data_worker/RemoveTasks", body)
+            body = pb.TasksUpdate(forget=[1]).SerializeToString()
+            endpoint.notify(address, "data_worker/UpdateTasks", body)
             wait_until(lambda: not task_threads())
             with pytest.raises(CancelledError):
                 work.result(10)
+
+
+def test_requests_wait_until_the_dispatcher_says_whether_the_task_is_the_workers():
+    with open_endpoint("inproc", 4811) as endpoint:
+        asked, answers = threading.Event(), queue.Queue()
+
+        def beat(request):
+            held = pb.WorkerRequest.FromString(request.body).task_ids
+            update = pb.TasksUpdate(forget=[1], begin=[2]) if {1, 2} <= {*held} else None
+            return Reply(b"" if update is None else update.SerializeToString())
+
+        def get_task(request):
+            answers.put(pb.TaskRequest.FromString(request.body).task_id)
+            asked.set()
+            return LATER
+
+        register = Reply(pb.RegisterWorkerReply(worker_id=1).SerializeToString())
+        handlers = {
+            "RegisterWorker": lambda request: register,
+            "WorkerHeartbeat": beat,
+            "GetTask": get_task,
+        }
+        endpoint.register("dispatcher", handlers)
+        endpoint.serve_in_thread()
+        config = WorkerConfig("localhost:4811", heartbeat_interval_ms=20)
+        with WorkerServer(config) as worker:
+            works = []
+            for task_id in (1, 2):
+                body = pb.GetElementRequest(task_id=task_id, hold=True).SerializeToString()
+                works.append(
+                    endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
+                )
+            with pytest.raises(CancelledError, match="the task was given up"):
+                works[0].result(10)
+            assert asked.wait(10)
+            assert answers.get() == 2
+            assert not works[1].is_completed()
+        with pytest.raises(CancelledError, match=r"data worker .* was stopped"):
+            works[1].result(10)
 
 
 def test_nobody_at_an_address_is_unavailable():
@@ -374,6 +421,7 @@ def test_late_word_of_the_last_dispatcher_is_not_about_the_next(registering):
         body = pb.WorkerRequest(worker_id=old).SerializeToString()
         endpoint.notify(worker._endpoint.address, "data_worker/DispatcherStopped", body)
         request.reply(pb.RegisterWorkerReply(worker_id=old + 1).SerializeToString())
+        begin(endpoint, worker, 1)
         body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
         work = endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
         # It asks the dispatcher for the task, instead of refusing it.

@@ -8,8 +8,8 @@ from _cases.endpoints import wait_until
 
 from dataservice import Dataset, distribute
 from dataservice.work import worker
-from dataservice.work.outbox import Outbox
-from dataservice.work.runner import Runner
+from dataservice.work.buffers import ElementBuffer
+from dataservice.work.task import Task
 from mpidist.errors import UnavailableError
 
 EVENTS = {}
@@ -149,11 +149,11 @@ def test_a_worker_that_rarely_tells_the_dispatcher_still_tells_its_consumers(
     monkeypatch.setattr(worker, "_LONGEST_ROUND_S", 0.01, raising=False)
     asked = []
 
-    def ask(outbox, request, body, ask=Outbox.ask):
+    def ask(buffer, request, body, ask=ElementBuffer.ask):
         asked.append(body.sequence)
-        ask(outbox, request, body)
+        ask(buffer, request, body)
 
-    monkeypatch.setattr(Outbox, "ask", ask)
+    monkeypatch.setattr(ElementBuffer, "ask", ask)
     service = make_service(0)
     service.add_worker(heartbeat_interval_ms=60_000)
 
@@ -179,12 +179,12 @@ def test_a_task_whose_thread_cannot_start_is_tried_again(make_service, monkeypat
     def refuse():
         raise RuntimeError("can't start new thread")
 
-    def make(runner, *arguments, init=Runner.__init__):
-        init(runner, *arguments)
-        runner.thread.start = refuse
+    def make(task, *arguments, init=Task.__init__):
+        init(task, *arguments)
+        task.thread.start = refuse
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "__init__", make)
+        patch.setattr(Task, "__init__", make)
         with pytest.raises(UnavailableError, match="can't start new thread"):
             list(Dataset.range(3).apply(apply))
     assert values(Dataset.range(3).apply(apply)) == [0, 1, 2]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset, distribute
-from dataservice.work.runner import Runner
+from dataservice.work.task import Task
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
 
@@ -139,7 +139,7 @@ def test_a_state_of_another_dataset(make_service):
 
 def test_a_worker_whose_part_has_not_begun_does_not_say_that_it_is_at_the_beginning():
     dispatcher = SimpleNamespace(endpoint=None, peer="", what="", stopped=lambda: False)
-    runner = Runner(7, dispatcher, 1.0, lambda *_: None, "data worker x", 0)
+    task = Task(7, dispatcher, 1.0, lambda *_: None, "data worker x", 0)
     with pytest.raises(NotFoundError, match="data worker x, task 7 has not begun"):
-        runner.checkpoint(30_000)
-    assert runner.progress() is None
+        task.checkpoint(30_000)
+    assert task.progress() is None

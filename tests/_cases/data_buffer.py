@@ -1,5 +1,7 @@
-"""An outbox without endpoints: requests that remember their answers."""
+"""A buffer without endpoints: requests that remember their answers."""
 
+import threading
+import time
 from collections import Counter
 
 from dataservice.proto import dataservice_pb2 as pb
@@ -35,21 +37,44 @@ class Box:
     """Numbers the requests of every client.
 
     Attributes:
-        outbox: The outbox.
+        buffer: The buffer.
         told: How often it has said that its end is reached.
     """
 
     def __init__(self, make):
         self.told = 0
-        self.outbox = make(self._tell)
+        self.buffer = make(self._tell)
         self._sequence = Counter()
+
+    @property
+    def consumed(self):
+        """Whether the dispatcher is told that all elements were used."""
+        progress = pb.TaskProgress()
+        self.buffer.report(progress)
+        return progress.used_up
 
     def _tell(self):
         self.told += 1
 
+    def fills_at(self, count):
+        """Wait until a thread that puts elements finds no room after so many, and stays there."""
+        deadline = time.monotonic() + 20
+        while self.buffer.produced < count:
+            assert time.monotonic() < deadline, self.buffer.produced
+            time.sleep(0.001)
+        time.sleep(0.05)
+        return self.buffer.produced == count
+
+    def begin_put(self, element):
+        """Put an element on another thread, which has room at once, or waits for it."""
+        thread = threading.Thread(target=self.buffer.put, args=(element,), daemon=True)
+        thread.start()
+        thread.join(0.05)
+        return thread
+
     def put(self, *elements):
         for element in elements:
-            assert self.outbox.put(element)
+            assert self.buffer.put(element)
 
     def ask(self, client=1, most=10, hold=True, sequence=None, **others):
         if sequence is None:
@@ -59,7 +84,7 @@ class Box:
         body = pb.GetElementRequest(
             client_id=client, max_elements=most, hold=hold, sequence=sequence, **others
         )
-        self.outbox.ask(request, body)
+        self.buffer.ask(request, body)
         return request
 
     def seek(self, start, period=1, offset=0, client=1, **others):

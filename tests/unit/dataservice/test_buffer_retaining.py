@@ -5,16 +5,19 @@ import time
 
 import numpy as np
 import pytest
-from _cases.data_outbox import Box
+from _cases.data_buffer import Box
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice.work.outbox import WindowOutbox
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.buffers import RetainingBuffer
 from mpidist.errors import CancelledError, FailedPreconditionError
 
 
 def make(consumers=1, start=0, limit=64 << 20):
-    return Box(lambda tell: WindowOutbox("task 2", start, consumers, tell, limit))
+    return Box(
+        lambda tell: RetainingBuffer("task 2", pb.Checkpoint(index=start), tell, consumers, limit)
+    )
 
 
 @given(
@@ -35,7 +38,7 @@ def test_every_consumer_gets_what_it_asks_for_whatever_the_order(periods, count,
         client = random.randrange(len(periods))
         if requests[client][-1].body is not None:
             requests[client].append(box.ask(client, most, consumer_index=client))
-    box.outbox.end()
+    box.buffer.end()
     for client, mine in enumerate(requests):
         while mine[-1].body is None or not mine[-1].body.end:
             assert mine[-1].body is not None
@@ -65,7 +68,7 @@ def test_a_consumer_that_wants_nothing_learns_of_the_end():
     assert (waiting.body.stop, waiting.body.end) == (1, False)
     last = box.ask()
     assert last.body is None
-    box.outbox.end()
+    box.buffer.end()
     assert (last.body.stop, last.body.end) == (1, True)
 
 
@@ -85,9 +88,9 @@ def test_elements_come_again_until_all_consumers_have_used_them():
     for _ in range(2):
         assert box.seek(0, 1, 0, client=1).elements == [0, 1, 2, 3, 4, 5]
     box.ask(client=1, consumer_index=0, acknowledged=4, hold=False)
-    assert box.outbox.needed == 0
+    assert box.buffer.needed == 0
     box.ask(client=2, consumer_index=1, acknowledged=3, hold=False)
-    assert box.outbox.needed == 3
+    assert box.buffer.needed == 3
     assert box.seek(3, 1, 0, client=1).elements == [3, 4, 5]
 
 
@@ -96,7 +99,7 @@ def test_a_mark_never_goes_back():
     box.put(*range(6))
     box.seek(0, acknowledged=4)
     box.ask(acknowledged=2, hold=False)
-    assert box.outbox.needed == 4
+    assert box.buffer.needed == 4
 
 
 def test_what_all_have_used_is_not_kept():
@@ -117,7 +120,7 @@ def test_what_was_used_before_a_worker_was_lost_is_made_and_dropped():
     assert waiting.body is None
     box.put(6)
     assert (waiting.elements, waiting.indices) == ([6], (6, 7))
-    assert box.outbox.produced == 7
+    assert box.buffer.produced == 7
 
 
 def test_a_task_that_goes_on_begins_where_it_was_told():
@@ -132,7 +135,7 @@ def test_the_slowest_consumer_decides_how_much_is_made():
     made = []
 
     def run():
-        made.extend(box.outbox.put(np.zeros(60, np.uint8)) for _ in range(12))
+        made.extend(box.buffer.put(np.zeros(60, np.uint8)) for _ in range(12))
 
     runner = threading.Thread(target=run)
     runner.start()
@@ -140,14 +143,14 @@ def test_the_slowest_consumer_decides_how_much_is_made():
     while len(fast[-1].elements) < 3:
         fast.append(box.seek(0, client=1, consumer_index=0, most=3))
     box.ask(client=1, consumer_index=0, acknowledged=3, hold=False)
-    assert box.outbox.needed == 0
+    assert box.buffer.needed == 0
     wait_until(box, 5)
     assert runner.is_alive()
     box.ask(client=2, consumer_index=1, acknowledged=3, hold=False)
-    assert box.outbox.needed == 3
-    while box.outbox.produced < 8:
+    assert box.buffer.needed == 3
+    while box.buffer.produced < 8:
         assert runner.is_alive()
-    box.outbox.close(CancelledError("stopped"))
+    box.buffer.close(CancelledError("stopped"))
     runner.join(10)
     assert made == [True] * 8 + [False] * 4
 
@@ -157,14 +160,14 @@ def test_who_leaves_does_not_change_what_is_needed():
     box.put(*range(4))
     box.seek(0, client=1, consumer_index=0, acknowledged=3)
     box.seek(0, client=2, consumer_index=1, acknowledged=1)
-    box.outbox.release(2, [])
-    assert box.outbox.needed == 1
+    box.buffer.release(2, [])
+    assert box.buffer.needed == 1
 
 
 def test_a_failure_comes_after_what_was_made():
     box = make()
     box.put(1)
-    box.outbox.fail(KeyError("bad"))
+    box.buffer.fail(KeyError("bad"))
     assert box.seek(0).elements == [1]
     assert box.ask().body.failure
     assert box.told == 0
@@ -183,20 +186,17 @@ def test_no_more_is_made_early_than_has_been_asked_for(consumers):
         assert runner.is_alive(), last
     if consumers > 1:
         deadline = time.monotonic() + 20
-        while box.outbox.produced < 4096 * consumers:
+        while box.buffer.produced < 4096 * consumers:
             assert time.monotonic() < deadline
             box.ask(consumer_index=consumers - 1, most=1000, hold=False)
         wait_until(box, 4096 * consumers)
-    box.outbox.close(CancelledError("stopped"))
+    box.buffer.close(CancelledError("stopped"))
     runner.join(10)
 
 
 def wait_until(box, count):
-    """Until there is no room after so many."""
-    deadline = time.monotonic() + 20
-    while box.outbox.produced < count or box.outbox._has_room():
-        assert time.monotonic() < deadline, box.outbox.produced
-    assert box.outbox.produced == count
+    """Wait until there is no room after so many."""
+    assert box.fills_at(count), box.buffer.produced
     return count
 
 
@@ -210,11 +210,11 @@ def test_who_wants_one_that_is_far_gets_it(period):
     while request.body is None:
         assert time.monotonic() < deadline
     assert request.elements[0] == period - 1
-    box.outbox.close(CancelledError("stopped"))
+    box.buffer.close(CancelledError("stopped"))
     runner.join(10)
 
 
 def put_all(box, count):
     for number in range(count):
-        if not box.outbox.put(number):
+        if not box.buffer.put(number):
             return

@@ -1,7 +1,7 @@
 """Requests that a consumer made before it changed its mind about what it wants."""
 
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.work.outbox import WindowOutbox
+from dataservice.work.buffers import RetainingBuffer
 
 
 class Asked:
@@ -16,7 +16,7 @@ class Asked:
 
 
 def test_a_request_before_a_seek_takes_nothing_away():
-    outbox = WindowOutbox("a task", 0, 1, lambda: None)
+    buffer = RetainingBuffer("a task", pb.Checkpoint(), lambda: None, 1)
     requests = []
 
     def ask(**seek):
@@ -24,7 +24,7 @@ def test_a_request_before_a_seek_takes_nothing_away():
         body = pb.GetElementRequest(
             client_id=1, sequence=len(requests) - 1, max_elements=1, hold=True, **seek
         )
-        outbox.ask(requests[-1], body)
+        buffer.ask(requests[-1], body)
 
     ask(seek=True, start=0, period=2, offset=1)
     ask()
@@ -32,7 +32,7 @@ def test_a_request_before_a_seek_takes_nothing_away():
     ask(seek=True, start=0, period=1, offset=0)
     assert [request.answer.count for request in requests[:2]] == [0, 0]
     for element in "ab":
-        assert outbox.put(element)
+        assert buffer.put(element)
     ask()
     assert [(request.answer.count, request.answer.first) for request in requests[2:]] == [
         (1, 0),

@@ -1,0 +1,330 @@
+"""A task: evaluates a part of an iteration into a buffer or into a stream of a snapshot."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+
+from dataservice.calls import Caller
+from dataservice.dataset.context import Context, Scope, Share, SplitsFailed
+from dataservice.dataset.node import Node
+from dataservice.dataset.stages import StageTimes
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.ranges import RangeSet
+from dataservice.work.buffers import (
+    AHEAD_BYTES,
+    CrossTrainerBuffer,
+    ElementBuffer,
+    FirstComeBuffer,
+    RetainingBuffer,
+)
+from dataservice.work.checkpoints import Checkpoints
+from dataservice.work.errors import WithdrawnError
+from dataservice.work.feeds import DynamicSplits, StridedSplits
+from dataservice.work.snapshot_stream import COMMIT_S, SnapshotStream
+from mpidist import Request
+from mpidist.errors import CancelledError, Error, NotFoundError
+
+logger = logging.getLogger(__name__)
+
+# The time that stages take is measured for one element in so many.
+_SAMPLED = 32
+
+
+class Task:
+    """Evaluates a part on a thread of its own; the dispatcher tells it which part.
+
+    Args:
+        task_id: The id that the dispatcher has given it.
+        dispatcher: Calls the dispatcher. Its calls end when the worker is closed.
+        patience_s: How long to try to reach the dispatcher, in seconds.
+        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given Caller,
+            whose calls end with the task.
+        where: The worker in words, for errors.
+        cache_bytes: Size of the window that trainers share, if the job is read so.
+
+    Attributes:
+        thread: The thread, which :meth:`start` starts.
+    """
+
+    def __init__(
+        self,
+        task_id: int,
+        dispatcher: Caller,
+        patience_s: float,
+        dataset_of: Callable[[pb.Task, Caller], Node],
+        where: str,
+        cache_bytes: int,
+    ) -> None:
+        self._task_id = task_id
+        self._scope = Scope()
+        self._dispatcher = Caller(
+            dispatcher.endpoint,
+            dispatcher.peer,
+            dispatcher.what,
+            lambda: self._scope.closed or dispatcher.stopped(),
+        )
+        self._patience_s = patience_s
+        self._dataset_of = dataset_of
+        self._where = f"{where}, task {task_id}"
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        # Calls of the buffer that have to wait until its kind is known.
+        self._postponed: list[Callable[[ElementBuffer], None]] = []
+        self._buffer: ElementBuffer | None = None
+        self._stream: SnapshotStream | None = None
+        self._checkpoints: Checkpoints | None = None  # until the part is known
+        self._stages = StageTimes()
+        self._began = self._stopped_at = 0.0
+        self.thread = threading.Thread(
+            target=self._run, name=f"dataservice-task-{task_id}", daemon=True
+        )
+
+    # For the worker
+
+    def start(self) -> None:
+        """Begin. Idempotent; not to be called by several threads at the same time.
+
+        Raises:
+            RuntimeError: The process can have no more threads.
+        """
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def ask(self, request: Request, body: pb.GetElementRequest) -> None:
+        """Answer a consumer's request, now or later."""
+        self._call_buffer(lambda buffer: buffer.ask(request, body))
+
+    def release(self, client_id: int, used: list[int]) -> None:
+        """Give a client nothing more. See :meth:`ElementBuffer.release`."""
+        self._call_buffer(lambda buffer: buffer.release(client_id, used))
+
+    def refresh(self, periods: int) -> None:
+        """Answer old requests. See :meth:`ElementBuffer.refresh`."""
+        if self._buffer is not None:
+            self._buffer.refresh(periods)
+
+    def close(self, error: Error) -> None:
+        """Stop before the next element, and fail the requests of consumers. Idempotent.
+
+        A task that has not begun must not be started meanwhile or afterwards.
+        """
+        if self.thread.ident is None:
+            self._set_any_buffer()
+        self._call_buffer(lambda buffer: buffer.close(error))
+        self._scope.close()
+
+    def checkpoint(self, index: int) -> pb.Checkpoint:
+        """Return the newest checkpoint that is not after an element.
+
+        Raises:
+            NotFoundError: The task has not begun. The dispatcher knows its checkpoint.
+            UnimplementedError: A source has no state, or the state cannot be pickled.
+        """
+        if self._checkpoints is None:
+            raise NotFoundError(f"{self._where} has not begun")
+        return self._checkpoints.before(index)
+
+    def progress(self) -> pb.TaskProgress | None:
+        """Return a new checkpoint and the end of the part; None if there is neither."""
+        progress = pb.TaskProgress(task_id=self._task_id)
+        if self._stream is not None:
+            self._stream.report(progress)
+        elif self._buffer is not None and self._checkpoints is not None:
+            checkpoint = self._checkpoints.report(self._buffer.needed)
+            if checkpoint is not None:
+                progress.checkpoint.CopyFrom(checkpoint)
+            self._buffer.report(progress)
+        is_news = progress.ended or progress.code or progress.HasField("checkpoint")
+        return progress if is_news else None
+
+    def holders(self) -> pb.Holders | None:
+        """Return the clients that have unacknowledged elements; None if there are none."""
+        held = self._buffer.holders if self._buffer is not None else []
+        return pb.Holders(task_id=self._task_id, client_ids=held) if held else None
+
+    def work(self) -> pb.TaskWork | None:
+        """Return the work done for consumers so far; None before the first element."""
+        buffer, began = self._buffer, self._began
+        if buffer is None or not began:
+            return None
+        return pb.TaskWork(
+            task_id=self._task_id,
+            elements=buffer.produced - buffer.begin.index,
+            seconds=(self._stopped_at or time.monotonic()) - began,
+            waited_s=buffer.waited_s,
+            stages=[pb.Stage(name=name, seconds=s) for name, s in self._stages.own_seconds()],
+        )
+
+    # Inside
+
+    def _call_buffer(self, call: Callable[[ElementBuffer], None]) -> None:
+        """Call a method of the buffer, now or when there is a buffer."""
+        with self._lock:
+            if self._stream is not None:
+                return  # the endpoint answers requests that are dropped with an error
+            if self._buffer is None:
+                self._postponed.append(call)
+                return
+        call(self._buffer)
+
+    def _set_buffer(self, buffer: ElementBuffer) -> None:
+        while True:
+            with self._lock:
+                postponed, self._postponed = self._postponed, []
+                if not postponed:
+                    self._buffer = buffer
+                    return
+            for call in postponed:
+                call(buffer)
+
+    def _run(self) -> None:
+        try:
+            lease = self._get_lease()
+            destination = self._make_destination(lease)
+            dataset = self._dataset_of(lease, self._dispatcher)
+            destination.where += f", dataset {dataset.summary()}"
+            self._evaluate(lease, dataset, destination)
+        except BaseException as error:
+            self._set_any_buffer()
+            self._fail(error)
+
+    def _set_any_buffer(self) -> None:
+        """Make a buffer, if the kind is not known, so that all requests get the same error."""
+        if self._buffer is None and self._stream is None:
+            self._set_buffer(CrossTrainerBuffer(self._where, pb.Checkpoint(), 0))
+
+    def _fail(self, error: BaseException) -> None:
+        destination = self._buffer or self._stream
+        assert destination is not None
+        if isinstance(error, SplitsFailed):
+            error = error.error
+        if isinstance(error, WithdrawnError):
+            logger.info("%s is withdrawn: %s", self._where, error)
+            self.close(CancelledError(str(error)))
+        elif not self._dispatcher.stopped():
+            # The error is for the job's consumers or for readers of the snapshot, even if it is a
+            # BaseException of a user's function. If the task is closed, close() has told consumers.
+            destination.fail(error)
+
+    def _get_lease(self) -> pb.Task:
+        """Return the part to evaluate; raise WithdrawnError if it is another worker's now."""
+        request = pb.TaskRequest(task_id=self._task_id)
+        try:
+            return self._dispatcher.ask_patiently(
+                "dispatcher/GetTask", request, pb.Task, self._patience_s
+            )
+        except NotFoundError as error:
+            raise WithdrawnError(str(error)) from error
+
+    def _make_destination(self, lease: pb.Task) -> ElementBuffer | SnapshotStream:
+        if lease.reading == pb.SAVED:
+            with self._lock:
+                self._stream = SnapshotStream(self._where, lease, self._tell_end)
+                self._postponed.clear()
+            return self._stream
+        buffer = self._make_buffer(lease)
+        self._set_buffer(buffer)
+        return buffer
+
+    def _make_buffer(self, lease: pb.Task) -> ElementBuffer:
+        where, begin = self._where, lease.checkpoint
+        if lease.reading == pb.SHARED:
+            used = RangeSet([0, lease.start])
+            used.update(RangeSet(lease.used.bounds))
+            held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
+            retains = lease.delivery != pb.AT_MOST_ONCE
+            return FirstComeBuffer(where, begin, self._tell_end, used, held, retains)
+        if lease.reading == pb.CACHED:
+            return CrossTrainerBuffer(where, begin, self._cache_bytes)
+        limit = AHEAD_BYTES // max(lease.num_parts, 1)
+        return RetainingBuffer(where, begin, self._tell_end, max(lease.num_consumers, 1), limit)
+
+    def _evaluate(
+        self, lease: pb.Task, dataset: Node, destination: ElementBuffer | SnapshotStream
+    ) -> None:
+        with destination.open() as begin:
+            if begin is None or self._put_elements(lease, dataset, destination, begin):
+                destination.end()
+
+    def _put_elements(
+        self,
+        lease: pb.Task,
+        dataset: Node,
+        destination: ElementBuffer | SnapshotStream,
+        begin: pb.Checkpoint,
+    ) -> bool:
+        """Evaluate the part from a checkpoint on; return whether that reached the part's end."""
+        share = self._share(lease, dataset)
+        context = Context(
+            seed=(lease.seed,),
+            epoch=lease.repetition,
+            scope=self._scope,
+            stages=self._stages,
+            part=_part(lease),
+            numbered=True,
+            share=share,
+        )
+        stream = self._stream
+        checkpoints = Checkpoints(begin, destination.where, 0.0 if stream is None else COMMIT_S)
+        self._checkpoints = checkpoints
+        with dataset.iterate(context) as elements:
+
+            def checkpoint() -> None:
+                needed = self._buffer.needed if self._buffer is not None else destination.produced
+                checkpoints.take(destination.produced, elements, lambda: _position(share), needed)
+
+            if begin.state:
+                elements.set_state(pickle.loads(begin.state))
+            # The randomness of the beginning is in the state, for workers that continue from it.
+            checkpoint()
+            self._began = time.monotonic()
+            self._stages.on = True
+            for number, element in enumerate(elements):
+                self._stages.on = number % _SAMPLED == 0
+                if self._scope.closed or not destination.put(element):
+                    return False
+                if checkpoints.is_due(early=stream is not None and stream.is_full):
+                    checkpoint()
+                    if stream is not None:
+                        stream.commit(checkpoints)
+        if self._scope.closed:
+            # The iteration may have been cut short. The next worker finds the end.
+            return False
+        self._stopped_at = time.monotonic()
+        return True
+
+    def _share(self, lease: pb.Task, dataset: Node) -> Share | None:
+        """Return the share of the source that the part evaluates; None for the whole source."""
+        is_shared = lease.num_parts > 1 if lease.reading == pb.SAVED else lease.policy == pb.DYNAMIC
+        if not is_shared:
+            return None
+        if lease.reading in (pb.SAVED, pb.ORDERED):
+            return Share(StridedSplits(lease.part, lease.num_parts), dataset.source_length())
+        splits = DynamicSplits(self._task_id, self._dispatcher, self._patience_s)
+        return Share(splits, dataset.source_length())
+
+    def _tell_end(self) -> None:
+        """Tell the dispatcher how the part has ended. Heartbeats repeat it, in case it is lost."""
+        destination = self._buffer or self._stream
+        assert destination is not None
+        progress = pb.TaskProgress(task_id=self._task_id)
+        destination.report(progress)
+        try:
+            self._dispatcher.notify("dispatcher/FinishTask", pb.WorkerRequest(progress=[progress]))
+        except Error as error:
+            logger.info("%s: the dispatcher is away: %s", self._where, error)
+
+
+def _position(share: Share | None) -> int:
+    """Return the position of the first source index that the last state needs."""
+    return 0 if share is None else share.splits.marked
+
+
+def _part(lease: pb.Task) -> tuple[int, ...]:
+    """Return the numbers that tell the randomness of a task from that of other tasks."""
+    # Static parts must all see the same order, for each takes its own elements of it.
+    return () if lease.policy in (pb.DATA, pb.FILE_OR_DATA, pb.HINT) else (lease.part,)
