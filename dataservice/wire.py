@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
+from dataservice.proto import dataservice_pb2 as pb
+
 if TYPE_CHECKING:
     from dataservice.dataset.node import Node
 
@@ -69,6 +71,14 @@ def dumps(value: Any) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError):
         data: bytes = cloudpickle.dumps(value, protocol=5)
         return data
+
+
+def indexed_checkpoint(index: int) -> pb.Checkpoint:
+    """Return the checkpoint of a part of an indexed dataset before an element.
+
+    Each source index of the part is an element, and the state of the iterator is their number.
+    """
+    return pb.Checkpoint(index=index, state=dumps(index), position=index)
 
 
 def pack_dataset(node: Node) -> Parcel:

@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 from zlib import crc32
@@ -71,7 +71,6 @@ class Sample(_Mix):
     weights: tuple[float, ...]
     seed: int | None
     rerandomize: bool = True
-    _fixed: int = field(repr=False, compare=False, default=0)
 
     @classmethod
     def of(
@@ -100,9 +99,9 @@ class Sample(_Mix):
                 f"weights must be {len(parents)} numbers of at least 0, one for each dataset, "
                 f"with a positive and finite sum, not {weights!r}"
             )
-        # Passes that must agree without a seed need one that belongs to the description.
-        fixed = secrets.randbits(63)
-        return cls(parents, stop_on_empty, tuple(given), seed, rerandomize, fixed)
+        if seed is None and not rerandomize:
+            seed = secrets.randbits(63)  # shown in the description, of which states are
+        return cls(parents, stop_on_empty, tuple(given), seed, rerandomize)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -119,8 +118,7 @@ class Sample(_Mix):
     def indexed_length(self) -> int | None:
         """Return the sum of the lengths; see :class:`Node`."""
         lengths = self.lengths()
-        fixed_here = self.seed is None and not self.rerandomize  # by a seed of this process
-        if lengths is None or self.stop_on_empty or fixed_here:
+        if lengths is None or self.stop_on_empty:
             return None
         pairs = zip(lengths, self.weights, strict=True)
         return min(sum(length for length, weight in pairs if weight), ENDLESS)
@@ -154,7 +152,8 @@ class Sample(_Mix):
     def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
         """Return what the draws of an epoch depend on."""
         if not self.rerandomize:
-            return (self._fixed if self.seed is None else self.seed,)
+            assert self.seed is not None
+            return (self.seed,)
         if self.seed is not None:
             return (self.seed, epoch)
         # Of the description as text, so that all processes draw the same.

@@ -301,6 +301,8 @@ class FirstComeBuffer(ElementBuffer):
         return self._count + (0 if current is None else current.count)
 
     def next(self) -> Any:
+        if self.closed:
+            raise StopIteration
         if time.monotonic() > self.leased_until:
             self._wait_for_lease()
         try:
@@ -459,6 +461,8 @@ class OrderedBuffer(ElementBuffer):
 
     def next(self) -> Any:
         with self._changed:
+            if self.closed:
+                raise StopIteration
             here = self._is_here()
         if not here:
             # The needed element may be requested even where no other one may.

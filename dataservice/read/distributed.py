@@ -145,7 +145,7 @@ class DistributedIterator(ElementIterator):
             job_name=node.job_name or "",
             repetition=epoch,
             process=process_name(),
-            consumer_index=node.terms.consumer_index or 0 or 0,
+            consumer_index=node.terms.consumer_index or 0,
         )
         self._fetcher: Fetcher | None = None
         self._open()

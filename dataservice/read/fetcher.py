@@ -21,7 +21,7 @@ from dataservice.read.heartbeat import HEARTBEAT_S, Heartbeat
 from dataservice.read.order import Plan
 from dataservice.read.registration import Registration
 from dataservice.stall import missing_dispatcher
-from dataservice.wire import Array, Parcel
+from dataservice.wire import Array, Parcel, indexed_checkpoint
 from mpidist import Endpoint, Work
 from mpidist.errors import (
     CancelledError,
@@ -217,8 +217,13 @@ class Fetcher:
     def _add_checkpoints(self, parts: Iterable[pb.PartState]) -> None:
         """Ask the workers, all at once, for the checkpoints before the positions in their parts.
 
+        Those of an indexed dataset are known without them.
         For a part whose worker does not answer, the dispatcher has a checkpoint.
         """
+        if self._registration.is_indexed:
+            for part in parts:
+                part.checkpoint.CopyFrom(indexed_checkpoint(part.start))
+            return
         asked = []
         tasks = {task.part: task for task in list(self._tasks.values())}
         for part in parts:

@@ -73,6 +73,11 @@ class Registration:
         self._name = name
         self._with_spec = with_spec
 
+    @property
+    def is_indexed(self) -> bool:
+        """True if the dataset is known to be indexed, see :class:`Node`."""
+        return self._node.indexed_length() is not None
+
     def dataset_id(self, dispatcher: Caller, limit_s: float) -> int:
         """Return the dispatcher's id of the dataset. Register the dataset if necessary.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dataservice.dataset.node import ElementIterator
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import dumps
+from dataservice.wire import dumps, indexed_checkpoint
 from mpidist.errors import UnimplementedError
 
 logger = logging.getLogger(__name__)
@@ -46,14 +46,20 @@ class _Taken:
 class Checkpoints:
     """Keeps the newest state that no consumer is behind, and the states after it.
 
+    Of an indexed dataset there is a state for every element, and none is kept.
+
     Args:
         first: The checkpoint that the task began from.
         where: The task and its worker in words, for the log.
         period_s: The shortest time between two states, in seconds, if longer than _PERIOD_S.
+        indexed: Whether the dataset is indexed.
     """
 
-    def __init__(self, first: pb.Checkpoint, where: str, period_s: float = 0.0) -> None:
+    def __init__(
+        self, first: pb.Checkpoint, where: str, period_s: float = 0.0, *, indexed: bool = False
+    ) -> None:
         self._first = first
+        self._indexed = indexed
         self._where = where
         self._period_s = period_s
         self._taken: deque[_Taken] = deque()
@@ -88,6 +94,9 @@ class Checkpoints:
             needed: Elements before this index are not needed any more.
         """
         began = time.monotonic()
+        if self._indexed:
+            self._due = began + max(_PERIOD_S, self._period_s)
+            return
         try:
             state = elements.get_state()
         except UnimplementedError as error:
@@ -111,6 +120,8 @@ class Checkpoints:
         """
         if self._impossible is not None:
             raise self._impossible
+        if self._indexed and index > self._first.index:
+            return indexed_checkpoint(index)
         newest = self._newest(index)
         if newest is None:
             return self._first
@@ -132,6 +143,11 @@ class Checkpoints:
         Args:
             needed: Index of the first element that is still needed.
         """
+        if self._indexed:
+            if needed <= max(self._reported, self._first.index):
+                return None
+            self._reported = needed
+            return indexed_checkpoint(needed)
         newest, small = self._newest(needed), self._newest(needed, LARGEST_STATE)
         if newest is not None and newest is not small:
             self._warn(newest.nbytes)

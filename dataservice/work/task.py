@@ -269,7 +269,12 @@ class Task:
             share=share,
         )
         stream = self._stream
-        checkpoints = Checkpoints(begin, destination.where, 0.0 if stream is None else COMMIT_S)
+        checkpoints = Checkpoints(
+            begin,
+            destination.where,
+            0.0 if stream is None else COMMIT_S,
+            indexed=dataset.indexed_length() is not None,
+        )
         self._checkpoints = checkpoints
         with dataset.iterate(context) as elements:
 

@@ -247,7 +247,7 @@ R = Dataset.range(10)
         (R.shuffle(3), {"processing_mode": DYNAMIC}, 10),
         (R.enumerate().map(lambda i, x: i), {"processing_mode": DYNAMIC}, 10),
         (R.concatenate(R), {"processing_mode": DYNAMIC}, 20),
-        (R.repeat(2), {"processing_mode": DYNAMIC}, -2),
+        (R.repeat(2), {"processing_mode": DYNAMIC}, 20),
         (R.batch(3), {"processing_mode": DYNAMIC}, 4),
         (R.filter(bool).batch(3), {"processing_mode": DYNAMIC}, -2),
         (R.filter(bool), {"processing_mode": DYNAMIC}, -2),

@@ -112,7 +112,6 @@ def noted(x):
     return x
 
 
-@defect(34, "what is made again after set_state grows with the position")
 @pytest.mark.parametrize("position", [3_000, 20_000])
 def test_few_elements_are_made_again_after_set_state(make_service, position):
     """The times are those of ``scripts/bench_dataservice.py --only states``."""

@@ -81,35 +81,41 @@ def test_options_are_those_of_the_datasets_it_was_made_of():
 
 
 class Late:
-    """A function whose result for 0 comes after that for 1."""
+    """A function whose call for 0 ends after that for 1, or after the test says so."""
 
-    def __init__(self):
-        self.seen = threading.Event()
+    def __init__(self, released=None):
+        self.begun = threading.Event()
+        self.released = released or self.begun
 
     def __call__(self, i):
         if i == 1:
-            self.seen.set()
+            self.begun.set()
         if i == 0:
-            assert self.seen.wait(20)
+            assert self.released.wait(20)
         return i
-
-
-def mapped(**arguments):
-    return Dataset.range(4).map(Late(), num_parallel_calls=2, **arguments)
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_the_order_of_map(after):
-    def order(given, **arguments):
-        if after:
-            return list(mapped(**arguments).with_options(given).skip(0))
-        dataset = Dataset.range(4).with_options(given)
-        return list(dataset.map(Late(), num_parallel_calls=2, **arguments))
+    def elements(function, given, **arguments):
+        dataset = Dataset.range(4) if after else Dataset.range(4).with_options(given)
+        dataset = dataset.map(function, num_parallel_calls=2, **arguments)
+        return iter(dataset.with_options(given).skip(0) if after else dataset)
 
-    assert order(options(False))[0] != 0
+    def order(given, **arguments):
+        return list(elements(Late(), given, **arguments))
+
+    def order_of_ends(given, **arguments):
+        released = threading.Event()
+        with elements(Late(released), given, **arguments) as found:
+            first = [next(found)]
+            released.set()
+            return first + list(found)
+
+    assert order_of_ends(options(False))[0] != 0
     assert sorted(order(options(False))) == [0, 1, 2, 3]
     assert order(options(False), deterministic=True) == [0, 1, 2, 3]
-    assert order(options(True), deterministic=False)[0] != 0
+    assert order_of_ends(options(True), deterministic=False)[0] != 0
     for given in (options(True), options()):
         assert order(given) == [0, 1, 2, 3]
 

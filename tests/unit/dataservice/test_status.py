@@ -102,8 +102,8 @@ def test_stages_count_what_is_theirs_alone(monkeypatch):
         times.on = True
         assert [int(each) for each in elements] == [1, 2, 3, 0, 1, 2, 3]
     # Each look at the clock is a second: the innermost has one, each around it two of its own, for
-    # seven elements and the ends of the passes.
-    assert times.own_seconds() == [("range", 9.0), ("map", 18.0), ("repeat", 17.0)]
+    # seven elements and the end.
+    assert times.own_seconds() == [("range", 8.0), ("map", 16.0), ("repeat", 16.0)]
 
 
 def test_datasets_that_functions_make_count_together_and_leave_nothing(monkeypatch):

@@ -90,7 +90,7 @@ def picture(registry):
             sorted(iteration.joined),
             sorted(iteration.clients),
             set(iteration.served),
-            sorted(iteration.cursors.state(), key=str) if iteration.cursors else None,
+            iteration.next_index,
         )
         for key, iteration in registry.jobs.iterations.items()
     }
@@ -227,26 +227,24 @@ class Restarts(RuleBasedStateMachine):
             self.both(lambda play: bool(play.registry.heartbeat_client(request, self.now)))
 
     @precondition(lambda self: self.registries[0].scheduler.tasks)
-    @rule(data=st.data(), passes=st.integers(0, 1))
-    def evaluate(self, data, passes):
+    @rule(data=st.data())
+    def evaluate(self, data):
         task_id = self.one_of(data, self.registries[0].scheduler.tasks)
         part = self.registries[0].scheduler.tasks[task_id].part
-        number = part.granted.count((passes,))
+        position = part.granted.stop
         self.both(lambda play: play.registry.start_task(task_id).part.number)
-        self.both(lambda play: play.registry.next_split(task_id, (passes,), number))
-        self.both(lambda play: play.registry.next_split(task_id, (passes,), max(number - 1, 0)))
+        self.both(lambda play: play.registry.next_split(task_id, position))
+        self.both(lambda play: play.registry.next_split(task_id, max(position - 1, 0)))
 
     @precondition(lambda self: self.registries[0].scheduler.tasks)
     @rule(data=st.data(), index=numbers, total=st.none() | numbers)
     def progress(self, data, index, total):
         task_id = self.one_of(data, self.registries[0].scheduler.tasks)
         task = self.registries[0].scheduler.tasks[task_id]
-        split = max(task.part.granted.count((0,)) - 1, 0)
+        position = max(task.part.granted.stop - 1, 0)
         if not task.lost:
             self.both(
-                lambda play: play.progress(
-                    task.worker, task_id, index, self.now, passes=[0], split=split
-                )
+                lambda play: play.progress(task.worker, task_id, index, self.now, position=position)
             )
         if total is not None:
             self.both(lambda play: play.registry.finish_task(task_id, total))

@@ -296,16 +296,17 @@ def test_cache(tmp_path, where):
     dataset = Dataset.range(4).map(make).cache(path)
     part = iter(dataset)
     next(part)
-    part.close()  # not a whole pass: nothing is kept
+    part.close()  # not a whole pass: a file keeps nothing of it
     for _ in range(3):
         assert [(int(e["i"]), str(e["text"])) for e in dataset] == [(n, str(n)) for n in range(4)]
-    assert made == [0, 0, 1, 2, 3]
+    once = [0, 1, 2, 3] if where == "memory" else [0, 0, 1, 2, 3]
+    assert made == once
     assert len(dataset) == 4
     if where == "file":
         assert os.listdir(tmp_path / "below") == ["cache"]
         again = pickle.loads(cloudpickle.dumps(dataset))
         assert len(list(again)) == 4
-        assert made == [0, 0, 1, 2, 3]
+        assert made == once
 
 
 def test_a_cache_of_something_else(tmp_path):
@@ -357,21 +358,21 @@ def test_sources():
 
 
 def test_sources_can_be_shared_by_index_only():
-    assert Dataset.from_source([1, 2]).node.source_indices() == range(2)
+    assert Dataset.from_source([1, 2]).node.source_length() == 2
     for dataset in (
         Dataset.zip(Dataset.range(3), Dataset.range(3).shuffle(2)),
-        Dataset.range(2).concatenate(Dataset.range(2).repeat(2)),
+        Dataset.range(2).concatenate(Dataset.range(3).shuffle(2).repeat(2)),
         Dataset.range(3).shuffle(2).batch(2).enumerate(),
         Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(3).shuffle(2)]),
         Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(2)]).cache(),
         Dataset.range(2).shuffle(2).batch(1).cache(),
-        Dataset.range(2).repeat(2).cache(),
+        Dataset.range(3).filter(bool).repeat(2).cache(),
         Dataset.range(2).cache("never written"),
         Dataset.range(2).cache("never written").shuffle(2),
         Dataset.range(3).shuffle(2).window(2),
     ):
         with pytest.raises(UnimplementedError, match="cannot be split between workers"):
-            dataset.node.source_indices()
+            dataset.node.source_length()
 
 
 def test_files(tmp_path):
