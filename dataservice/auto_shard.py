@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from dataservice.config import ShardingPolicy
-from dataservice.dataset.files import Files
-from dataservice.dataset.map import Map
-from dataservice.dataset.node import Node
-from dataservice.dataset.prefetch import Prefetch
-from dataservice.dataset.shard import Shard
+from dataservice.dataset.base import Node
+from dataservice.dataset.execution import Prefetch
+from dataservice.dataset.indexed import Map, Shard
+from dataservice.dataset.readers import Files
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
 # Sources whose attribute ``paths`` names files, any of which can be read without the others.

@@ -11,8 +11,8 @@ from dataservice.calls import Caller
 from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
-from dataservice.dataset.node import INFINITE_CARDINALITY, Node
-from dataservice.dataset.promised import Promised
+from dataservice.dataset.base import INFINITE_CARDINALITY, Node
+from dataservice.dataset.indexed import Promised
 from dataservice.options import CrossTrainerCache, JobOptions, service_of
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed

@@ -14,7 +14,7 @@ import numpy as np
 from dataservice.proto import dataservice_pb2 as pb
 
 if TYPE_CHECKING:
-    from dataservice.dataset.node import Node
+    from dataservice.dataset.base import Node
 
 Array = np.ndarray[Any, Any]
 

@@ -1,10 +1,10 @@
-"""Datasets: descriptions of element sequences, one transformation a file."""
+"""Datasets: descriptions of sequences of elements."""
 
-from dataservice.dataset.autotune import AUTOTUNE
+from dataservice.dataset.base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from dataservice.dataset.dataset import Dataset
-from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from dataservice.dataset.execution import AUTOTUNE
+from dataservice.dataset.indexed import SHARD_HINT
 from dataservice.dataset.options import Options
-from dataservice.dataset.shard import SHARD_HINT
 from dataservice.dataset.spec import ArraySpec
 
 __all__ = [

@@ -11,9 +11,8 @@ from itertools import islice
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node, Place, Reader, UnaryNode
-from dataservice.dataset.several import AT_ONCE
+from dataservice.dataset.base import Context, ElementIterator, Node, Place, Reader, UnaryNode
+from dataservice.dataset.combining import AT_ONCE
 from dataservice.snapshot.cache import CacheFile, CacheWriter
 
 _Origin = tuple[tuple[int, ...], int]

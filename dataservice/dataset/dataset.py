@@ -14,51 +14,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dataservice.dataset import checks, tree
-from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
-from dataservice.dataset.batch import Batch
-from dataservice.dataset.bucket import Bucket
+from dataservice.dataset import tree
+from dataservice.dataset.base import Context, ElementIterator, Node
+from dataservice.dataset.batching import Batch, Bucket, PaddedBatch, Padding, Rebatch, Unbatch
 from dataservice.dataset.cache import Cache
-from dataservice.dataset.checks import check_callable, numbers, whole, whole_or_none, wholes
-from dataservice.dataset.concatenate import Concatenate
-from dataservice.dataset.context import Context
-from dataservice.dataset.counter import Counter
-from dataservice.dataset.device import PrefetchToDevice, device_number
-from dataservice.dataset.enumerate import Enumerate
-from dataservice.dataset.files import Files, matching_files
-from dataservice.dataset.filter import Filter
+from dataservice.dataset.combining import Concatenate, Zip, check_alike
+from dataservice.dataset.execution import AHEAD, AUTOTUNE, CYCLE_LENGTH, ParallelMap, Prefetch
 from dataservice.dataset.fingerprint import fingerprint
-from dataservice.dataset.functions import call, name_of
-from dataservice.dataset.generator import Generator, Indexed
-from dataservice.dataset.group_by_window import GroupByWindow
-from dataservice.dataset.ignore_errors import Count, CountingContext, IgnoreErrors
-from dataservice.dataset.interleave import Interleave
-from dataservice.dataset.map import Map
-from dataservice.dataset.mix import Choose, Sample
-from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.flattening import GroupByWindow, Interleave
+from dataservice.dataset.gpu import PrefetchToDevice, device_number
+from dataservice.dataset.indexed import Enumerate, Map, Promised, Repeat, Shard, Skip, Take
+from dataservice.dataset.mixing import Choose, Sample
 from dataservice.dataset.options import Options, with_options_applied
-from dataservice.dataset.padded_batch import PaddedBatch, Padding
-from dataservice.dataset.parallel_map import ParallelMap
-from dataservice.dataset.prefetch import Prefetch
-from dataservice.dataset.promised import Promised
-from dataservice.dataset.random import Random
-from dataservice.dataset.range import Range
-from dataservice.dataset.rebatch import Rebatch
-from dataservice.dataset.rejection_resample import RejectionResample
-from dataservice.dataset.repeat import Repeat
-from dataservice.dataset.scan import Scan
-from dataservice.dataset.several import check_alike
-from dataservice.dataset.shard import Shard
-from dataservice.dataset.shuffle import Shuffle
-from dataservice.dataset.skip import Skip
+from dataservice.dataset.readers import Files, Generator, Indexed, matching_files
+from dataservice.dataset.sequential import (
+    Count,
+    CountingContext,
+    Filter,
+    IgnoreErrors,
+    RejectionResample,
+    Scan,
+    TakeWhile,
+    Unique,
+)
+from dataservice.dataset.shuffling import Shuffle
+from dataservice.dataset.sources import Counter, Random, Range, Tensors, TensorSlices, as_only_row
 from dataservice.dataset.spec import ArraySpec, Spec, spec_from
-from dataservice.dataset.take import Take
-from dataservice.dataset.take_while import TakeWhile
-from dataservice.dataset.tensor_slices import Tensors, TensorSlices, as_only_row
-from dataservice.dataset.unbatch import Unbatch
-from dataservice.dataset.unique import Unique
-from dataservice.dataset.window import Window
-from dataservice.dataset.zip import Zip
+from dataservice.dataset.user_functions import (
+    call,
+    check_callable,
+    check_numbers,
+    check_path,
+    name_of,
+    only_one,
+    whole,
+    whole_or_none,
+    wholes,
+)
+from dataservice.dataset.windows import Window
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _STATE_FORMAT = 5
@@ -317,14 +310,14 @@ class Dataset:
             TypeError: ``reader_func`` is not callable, or does not return a Dataset.
             ValueError: ``reader_func`` is given together with ``wait=True``.
         """
-        from dataservice.dataset.load import Load  # imports dataservice.snapshot, a layer above
+        from dataservice.dataset.readers import Load
 
         if reader_func is not None and wait:
             raise ValueError(
                 "load takes either reader_func or wait=True: the shards are known when the save "
                 "has ended"
             )
-        found = Load.of(checks.path("load", "path", path), wait)
+        found = Load.of(check_path("load", "path", path), wait)
         nodes: list[Node] = [found] if reader_func is None else [*found.shards()]
         if element_spec is not None:
             spec = spec_from(element_spec)
@@ -353,7 +346,7 @@ class Dataset:
         """
         structure: Any = args[0] if len(args) == 1 else args
         if datasets is not None:
-            structure = checks.only_one("zip", args=args or None, datasets=datasets)
+            structure = only_one("zip", args=args or None, datasets=datasets)
         given = _checked(tree.flatten(structure))
         node = Zip(_nodes(given), tree.structure(structure))
         return Dataset(node, _merged_options(given))
@@ -471,7 +464,7 @@ class Dataset:
             ValueError: ``num_parallel_calls`` is below 1, or missing for processes. During the
                 iteration (as InvalidArgumentError): the function returns None.
         """
-        function = checks.only_one("map", function=function, map_func=map_func)
+        function = only_one("map", function=function, map_func=map_func)
         check_callable("map", "function", function)
         calls = whole_or_none("map", "num_parallel_calls", num_parallel_calls)
         if calls is None:
@@ -558,7 +551,7 @@ class Dataset:
         Raises:
             TypeError: The transformation is not callable, or does not return a Dataset.
         """
-        transformation = checks.only_one(
+        transformation = only_one(
             "apply", transformation=transformation, transformation_func=transformation_func
         )
         result = check_callable("apply", "transformation", transformation)(self)
@@ -751,10 +744,10 @@ class Dataset:
         """
         method = "rejection_resample"
         check_callable(method, "class_func", class_func)
-        target = tuple(numbers(method, "target_dist", target_dist))
+        target = tuple(check_numbers(method, "target_dist", target_dist))
         initial = None
         if initial_dist is not None:
-            initial = tuple(numbers(method, "initial_dist", initial_dist))
+            initial = tuple(check_numbers(method, "initial_dist", initial_dist))
         seed = whole_or_none(method, "seed", seed)
         return self._derived(RejectionResample(self._node, class_func, target, initial, seed))
 
@@ -1040,7 +1033,7 @@ class Dataset:
             InvalidArgumentError: During the iteration: the file belongs to another dataset.
             TypeError: The name is not a path.
         """
-        file = checks.path("cache", "filename", filename)
+        file = check_path("cache", "filename", filename)
         # Workers may run in another folder, and must open the same file.
         return self._derived(Cache(self._node, os.path.abspath(file) if file else ""))
 
@@ -1165,7 +1158,7 @@ class Dataset:
         """
         from dataservice.snapshot.save import save, save_with_checkpoints  # a layer above
 
-        folder = checks.path("save", "path", path)
+        folder = check_path("save", "path", path)
         shards = whole_or_none("save", "num_shards", num_shards)
         if shard_func is not None:
             check_callable("save", "shard_func", shard_func)

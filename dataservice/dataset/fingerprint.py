@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dataset.node import Node
+from dataservice.dataset.base import Node
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _OWN_PACKAGE = f"{__package__.partition('.')[0]}."

@@ -7,11 +7,10 @@ import dataclasses
 import sys
 from typing import Any
 
-from dataservice.dataset.autotune import AUTOTUNE
-from dataservice.dataset.checks import whole_or_none
-from dataservice.dataset.interleave import Interleave
-from dataservice.dataset.node import Node
-from dataservice.dataset.parallel_map import ParallelMap
+from dataservice.dataset.base import Node
+from dataservice.dataset.execution import AUTOTUNE, ParallelMap
+from dataservice.dataset.flattening import Interleave
+from dataservice.dataset.user_functions import whole_or_none
 
 
 class _Fields:

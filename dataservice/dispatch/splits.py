@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataservice.dataset.node import ENDLESS
+from dataservice.dataset.base import ENDLESS
 from dataservice.proto import dataservice_pb2 as pb
 
 # A split small enough to balance uneven workers at the end, large enough to be asked for rarely.

@@ -11,15 +11,16 @@ from typing import Any
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
 from dataservice.calls import process_name
 from dataservice.config import ShardingPolicy
-from dataservice.dataset.context import Context, Scope
-from dataservice.dataset.node import (
+from dataservice.dataset.base import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Context,
     ElementIterator,
     Node,
+    Scope,
     UnaryNode,
 )
-from dataservice.dataset.shuffle import Shuffle
+from dataservice.dataset.shuffling import Shuffle
 from dataservice.dataset.spec import Spec
 from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb

@@ -10,8 +10,7 @@ from typing import Any
 from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
-from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.base import Context, ElementIterator, Node
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset

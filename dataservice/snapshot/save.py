@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dataservice.dataset.answers import number
 from dataservice.dataset.spec import Spec
+from dataservice.dataset.user_functions import number
 from dataservice.snapshot import metadata
 from dataservice.snapshot.writer import CHUNK_BYTES, StreamWriter
 from mpidist.errors import (

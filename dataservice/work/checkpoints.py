@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dataset.node import ElementIterator
+from dataservice.dataset.base import ElementIterator
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import dumps, indexed_checkpoint
 from mpidist.errors import UnimplementedError

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
-from dataservice.dataset.node import Node
+from dataservice.dataset.base import Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import unpack_dataset
 from mpidist.errors import CancelledError

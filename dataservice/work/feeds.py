@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataservice.calls import Caller
-from dataservice.dataset.context import SplitsFailed
+from dataservice.dataset.base import SplitsFailed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.errors import WithdrawnError
 from mpidist import Work

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 
 from dataservice.calls import Caller
-from dataservice.dataset.context import Context, Scope, Share, SplitsFailed
-from dataservice.dataset.node import Node
-from dataservice.dataset.stages import StageTimes
+from dataservice.dataset.base import Context, Node, Scope, Share, SplitsFailed, StageTimes
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.work.buffers import (

@@ -1,6 +1,6 @@
 """Contexts of passes over some of the source indices, without a dispatcher."""
 
-from dataservice.dataset.context import Context, Share
+from dataservice.dataset.base import Context, Share
 
 
 class Dealt:

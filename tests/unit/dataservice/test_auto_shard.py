@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from dataservice import SHARD_HINT, Dataset, DispatcherConfig, ShardingPolicy
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard, worker_index
-from dataservice.dataset.context import Context
-from dataservice.dataset.map import Map
-from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from dataservice.dataset.base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Context
+from dataservice.dataset.indexed import Map
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 OFF, DYNAMIC, FILE, DATA, FILE_OR_DATA, HINT = ShardingPolicy

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.dataset import checks
+from dataservice.dataset.user_functions import whole
 
 D = Dataset.range(6)
 PAIRS = Dataset.zip(D, D)
@@ -97,7 +97,7 @@ def test_what_is_of_the_wrong_type_is_refused_where_it_is_given(make, told):
 
 @given(st.integers(-(2**31), 2**31 - 1), st.sampled_from([int, np.int32, np.int64, np.array]))
 def test_whole_numbers_become_pythons(number, kind):
-    found = checks.whole("take", "count", kind(number))
+    found = whole("take", "count", kind(number))
     assert found == number
     assert type(found) is int
 
@@ -105,7 +105,7 @@ def test_whole_numbers_become_pythons(number, kind):
 @given(st.none() | st.booleans() | st.floats() | st.text() | st.lists(st.integers()))
 def test_what_is_no_whole_number(value):
     with pytest.raises(TypeError, match="take needs a whole number as count, not"):
-        checks.whole("take", "count", value)
+        whole("take", "count", value)
 
 
 def test_numbers_and_paths_of_other_types(tmp_path):

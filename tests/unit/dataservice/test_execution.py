@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dataservice import Dataset, distribute
-from dataservice.dataset.context import Context, Scope
+from dataservice.dataset.base import Context, Scope
 
 LIMIT_S = 20
 

@@ -14,7 +14,7 @@ from dataservice import (
     from_dataset_id,
     register_dataset,
 )
-from dataservice.dataset.node import UNKNOWN_CARDINALITY
+from dataservice.dataset.base import UNKNOWN_CARDINALITY
 from mpidist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

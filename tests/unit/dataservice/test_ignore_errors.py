@@ -16,10 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.dataset.context import Context, Scope, SplitsFailed
+from dataservice.dataset.base import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Context,
+    Failure,
+    Scope,
+    SplitsFailed,
+)
 from dataservice.dataset.dataset import DatasetIterator
-from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mpidist import task_metrics
 from mpidist.errors import (
     DataLossError,
@@ -151,7 +156,7 @@ def test_a_file_that_fails_to_be_read_is_given_up(tmp_path, monkeypatch):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("1\n2\n")
     dataset = Dataset.from_files(str(tmp_path / "*.txt"))
-    from dataservice.dataset.files import Lines
+    from dataservice.dataset.readers import Lines
 
     read = Lines.read
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset
-from dataservice.dataset.context import Context
+from dataservice.dataset.base import Context
 from mpidist.errors import UnavailableError
 
 

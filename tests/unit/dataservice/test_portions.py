@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.dataset.context import Context
+from dataservice.dataset.base import Context
 
 LETTERS = Dataset.from_tensor_slices(list("abcdefghij"))
 DIGITS = Dataset.from_tensor_slices(list("0123456789"))

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as nps
 from dataservice import Dataset, distribute
 from dataservice.compression import CODECS
 from dataservice.dataset import UNKNOWN_CARDINALITY
-from dataservice.dataset.context import Context, Scope
+from dataservice.dataset.base import Context, Scope
 from dataservice.dataset.spec import ArraySpec
 from dataservice.snapshot import metadata
 from dataservice.snapshot.save import save

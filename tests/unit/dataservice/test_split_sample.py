@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset import mix
-from dataservice.dataset.context import Context
-from dataservice.dataset.draws import Draws
+from dataservice.dataset import mixing
+from dataservice.dataset.base import Context
+from dataservice.dataset.mixing import Draws
 from mpidist.errors import UnimplementedError
 
 MODE = "distributed_epoch"
@@ -48,7 +48,7 @@ def test_draws_from_any_place_are_those_drawn_one_by_one(pairs, seed, block, dat
 
 
 def test_blocks_are_forgotten_and_drawn_again(monkeypatch):
-    monkeypatch.setattr("dataservice.dataset.draws._KEPT", 2)
+    monkeypatch.setattr("dataservice.dataset.mixing._KEPT", 2)
     draws = Draws([50, 70], [1.0, 2.0], (1,), 5)
     expected = drawn_one_by_one([50, 70], [1.0, 2.0], (1,))
     for number in (23, 3, 22, 0, 11, 23):
@@ -65,7 +65,7 @@ def test_parts_have_the_elements_of_the_whole_in_order(pairs, parts, seeded, blo
     whole = numbers(node.iterate(Context((1,), 5)))
     assert len(whole) == node.source_length() == len(dataset)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mix, "Draws", lambda *args: Draws(*args, block))
+        patch.setattr(mixing, "Draws", lambda *args: Draws(*args, block))
         for part in range(parts):
             indices = all_indices(node)[part::parts]
             # Unless a seed is given, what tells one process from another must not show.

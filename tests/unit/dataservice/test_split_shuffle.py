@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset.permutation import LISTED, Permutation
+from dataservice.dataset.shuffling import LISTED, Permutation
 
 MODE = "distributed_epoch"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice.dataset.node import ENDLESS
+from dataservice.dataset.base import ENDLESS
 from dataservice.dispatch.splits import Granted, next_split
 from dataservice.proto import dataservice_pb2 as pb
 

@@ -8,8 +8,7 @@ import pytest
 from _cases.endpoints import wait_until
 
 from dataservice import Dataset, ServiceStatus, distribute, service_status
-from dataservice.dataset.context import Context
-from dataservice.dataset.stages import StageTimes
+from dataservice.dataset.base import Context, StageTimes
 from dataservice.status import ConsumerStatus, JobStatus, WorkerStatus
 from mpidist.errors import UnavailableError
 

@@ -1,22 +1,210 @@
-"""What a dataset is made of: nodes describe, iterators hold the state.
+"""Datasets as nodes, which describe, and iterators, which hold the state.
 
-A node is immutable and picklable. One pass over it is an iterator, made for a :class:`Context`;
-whatever changes during the pass is an attribute of an iterator, so that its state is had by
-walking from the last iterator to its source, and set likewise.
+A node is immutable and picklable. Each pass over it is an iterator, made for a :class:`Context`.
+Everything that changes during the pass is an attribute of an iterator. So the state of a pass is
+collected, and set, by walking from the last iterator to the source.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
+import time
+import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dataservice.dataset.context import Context, Share
 from dataservice.dataset.spec import Spec, spec_of
+from dataservice.errors import pack_error, unpack_error
 from mpidist.errors import UnimplementedError
+
+
+class Failure:
+    """An error in the place of an element.
+
+    Args:
+        error: The error. The frame that caught it is removed from its traceback: that frame refers
+            to this object, and the two would form a circle. Pickled, it becomes an UnknownError if
+            its class cannot be pickled.
+
+    Attributes:
+        error: The error.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (pack_error(self.error),)
+
+
+def _unpacked(data: bytes) -> Failure:
+    return Failure(unpack_error(data))
+
+
+# Passes of an endless ``repeat``: the epochs of a second pass over it begin here.
+_PASSES = 1 << 32
+
+
+def pass_epoch(epoch: int, number: int, count: int | None) -> int:
+    """Return the epoch of one of several passes inside an epoch; see :meth:`Context.enter`."""
+    return epoch * (_PASSES if count is None else count) + number
+
+
+class SplitsFailed(BaseException):
+    """The indices of what is to be evaluated cannot be had.
+
+    It is no ``Exception``, because it is the error of no element: nothing may ignore it.
+
+    Args:
+        error: The reason.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Splits(Protocol):
+    """The source indices that this process evaluates.
+
+    All passes over the source share one sequence of positions. Index ``k * n + i`` stands for
+    index i of pass k over a source of n indices, see :attr:`Share.period`.
+
+    Attributes:
+        start: Position of the first index of the next pass.
+        marked: Position that :meth:`mark` noted last.
+    """
+
+    start: int
+    marked: int
+
+    def run(self, position: int) -> range:
+        """Return the ascending indices from a position on, as many as are known; none at the end.
+
+        Raises:
+            SplitsFailed: They cannot be had.
+        """
+
+    def mark(self, position: int) -> None:
+        """Note that the state that is being taken needs no index before a position."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The place of a pass among the indices that this process evaluates.
+
+    Attributes:
+        splits: The indices.
+        period: Number of indices of one pass over the source of the whole dataset.
+        ordinal: Number of passes over the source before this one.
+        offset: First index of the node that reads indices, if it is one of several that
+            ``concatenate`` reads one after the other.
+    """
+
+    splits: Splits
+    period: int
+    ordinal: int = 0
+    offset: int = 0
+
+    @property
+    def first(self) -> int:
+        """Index of the first element of the pass."""
+        return self.ordinal * self.period + self.offset
+
+
+class Closable(Protocol):
+    """Something that waits, and that any thread can end."""
+
+    def close(self) -> None:
+        """End it. A second call does nothing."""
+
+
+class Scope:
+    """What may wait inside a pass that one thread evaluates and another one can give up.
+
+    Attributes:
+        closed: Whether the pass has been given up. Everything that waits in it then ends.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        # Reentrant, because garbage may be collected anywhere, and close what it holds.
+        self._lock = threading.RLock()
+        self._waiting: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    def add(self, waiting: Closable) -> None:
+        """Close something with the scope, at once if that is closed."""
+        with self._lock:
+            self._waiting.add(waiting)
+        if self.closed:
+            waiting.close()
+
+    def close(self) -> None:
+        """Close everything. A second call does nothing."""
+        self.closed = True
+        with self._lock:
+            waiting = list(self._waiting)
+        for each in waiting:
+            each.close()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one pass depends on besides the description.
+
+    Attributes:
+        seed: Seed of the nodes that have none of their own. It is the same in all processes that
+            evaluate parts of the pass.
+        epoch: Number of the pass, for example of this dataset in the program, or in a ``repeat``.
+        scope: Closes what waits for others in the pass; None if nobody else can give it up.
+        stages: Measures the nodes; None if nobody wants to know.
+        part: Tells the randomness of this process from that of others, where orders need not agree.
+        numbered: Whether elements go by their numbers, since another process may have to go on
+            with the pass: their order must not be that in which they happen to be ready.
+        share: The source indices that this process evaluates; None for all of them.
+    """
+
+    seed: tuple[int, ...]
+    epoch: int = 0
+    scope: Scope | None = None
+    stages: Stages | None = None
+    part: tuple[int, ...] = ()
+    numbered: bool = False
+    share: Share | None = None
+
+    def enter(self, number: int, count: int | None = None) -> Context:
+        """Return the context of one of several passes inside this one.
+
+        Args:
+            number: Number of the pass, from 0.
+            count: How many there are; None if there is no end of them.
+        """
+        share = self.share
+        if share is not None:
+            ordinal = pass_epoch(share.ordinal, number, count)
+            share = dataclasses.replace(share, ordinal=ordinal)
+        return dataclasses.replace(self, epoch=pass_epoch(self.epoch, number, count), share=share)
+
+    def branch(self, number: int) -> Context:
+        """Return the context of one of several passes beside each other, with its own seed."""
+        return dataclasses.replace(self, seed=(*self.seed, number))
+
+    def alone(self) -> Context:
+        """Return the context of a pass that this process evaluates as a whole."""
+        return dataclasses.replace(self, share=None)
+
+    @property
+    def own_seed(self) -> tuple[int, ...]:
+        """The seed of what is random in this process alone."""
+        return *self.seed, *self.part
+
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -473,3 +661,100 @@ def _arguments(node: Node) -> str:
         getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else repr(value)
         for value in shown
     )
+
+
+class StageTimes:
+    """Times of the nodes of a pass, of one in so many elements that come out of it.
+
+    Nodes of one kind count together: functions make new ones for every element.
+
+    Attributes:
+        on: Whether the element that is being made is one of those; who makes elements says so.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._stages: dict[str, _Stage] = {}
+        self._local = threading.local()
+
+    def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
+        """Local. See :class:`Stages`."""
+        name = type(node).__name__.lower()
+        stage = self._stages.get(name)
+        if stage is None:
+            stage = self._stages.setdefault(name, _Stage(_depth(node)))
+        return TimedIterator(elements, self, stage)
+
+    def timed(self, stage: _Stage, elements: ElementIterator) -> Any:
+        """Local. The next element; the time that it takes, but for that of nodes below, is added.
+
+        What runs beside it, as below ``prefetch``, counts where it runs.
+        """
+        local = self._local
+        outer: float = getattr(local, "below", 0.0)
+        local.below, began = 0.0, time.perf_counter()
+        try:
+            return next(elements)
+        finally:
+            seconds = time.perf_counter() - began
+            stage.seconds += seconds - local.below
+            local.below = outer + seconds
+
+    def own_seconds(self) -> list[tuple[str, float]]:
+        """Local. The kinds of nodes, and the seconds spent in them alone, from the sources on."""
+        # A copy, because the pass goes on and may meet new ones.
+        known = [*self._stages.items()]
+        known.sort(key=lambda each: each[1].depth)
+        return [(name, stage.seconds) for name, stage in known]
+
+
+class _Stage:
+    """Attributes: how many nodes are below the first of a kind, and the seconds spent in all."""
+
+    __slots__ = ("depth", "seconds")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.seconds = 0.0
+
+
+def _depth(node: Node) -> int:
+    parent = getattr(node, "parent", None)
+    below: tuple[Node, ...] = getattr(node, "parents", ()) if parent is None else (parent,)
+    return 1 + max(map(_depth, below), default=0)
+
+
+class TimedIterator(ElementIterator):
+    """A pass whose time is taken.
+
+    Args:
+        elements: The pass.
+        times: Says whether to.
+        stage: Where to add the seconds.
+    """
+
+    def __init__(self, elements: ElementIterator, times: StageTimes, stage: _Stage) -> None:
+        self._elements = elements
+        self._times = times
+        self._stage = stage
+
+    def __next__(self) -> Any:
+        if not self._times.on:
+            return next(self._elements)
+        return self._times.timed(self._stage, self._elements)
+
+    def get_state(self) -> Any:
+        """Local. See :class:`ElementIterator`."""
+        return self._elements.get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._elements.set_state(state)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._elements.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._elements.goes_on(error)

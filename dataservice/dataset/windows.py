@@ -1,4 +1,4 @@
-"""``Dataset.window``: stretches of the sequence as datasets."""
+"""``Dataset.window``: consecutive elements as datasets."""
 
 from __future__ import annotations
 
@@ -8,37 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.context import Context
-from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import (
+from dataservice.dataset.base import (
+    Context,
     ElementIterator,
-    IndexedSource,
+    Failure,
     Node,
     Place,
     Reader,
     UnaryIterator,
     UnaryNode,
 )
+from dataservice.dataset.sources import InMemory
 from dataservice.dataset.spec import Spec
-
-
-@dataclass(frozen=True, eq=False)
-class Listed(IndexedSource):
-    """Attributes: elements, as they are."""
-
-    elements: list[Any]
-
-    def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
-        return len(self.elements)
-
-    def element(self, index: int) -> Any:
-        """Local. See :class:`IndexedSource`."""
-        return self.elements[index]
-
-    def summary(self) -> str:
-        """Local. See :class:`Node`."""
-        return f"{len(self.elements)} elements"
 
 
 @dataclass(frozen=True)
@@ -92,7 +73,7 @@ class Window(UnaryNode):
 
     def element_spec(self) -> Spec:
         """Return the type of a dataset for each array of an element of the node below."""
-        kind = type(self.make(Listed([])))
+        kind = type(self.make(InMemory([])))
         return tree.map_leaves(lambda _: kind, self.parent.element_spec())
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -103,7 +84,7 @@ class Window(UnaryNode):
 
     def of(self, elements: Sequence[Any]) -> Any:
         """Local. The window of these elements: one dataset for each of their components."""
-        datasets = [self.make(Listed(column)) for column in tree.columns(elements)]
+        datasets = [self.make(InMemory(column)) for column in tree.columns(elements)]
         return tree.unflatten(elements[0], datasets)
 
 

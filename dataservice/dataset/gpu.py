@@ -1,4 +1,4 @@
-"""``Dataset.prefetch_to_device``: elements that are copied to a GPU ahead of their use."""
+"""``Dataset.prefetch_to_device``: elements on a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from dataservice.dataset import tree
-from dataservice.dataset.context import Context
-from dataservice.dataset.execution import Pool
-from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
-from dataservice.dataset.prefetch import PrefetchIterator
+from dataservice.dataset.base import (
+    Context,
+    ElementIterator,
+    Failure,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.execution import Pool, PrefetchIterator
 from mpidist.errors import UnimplementedError
 from mpidist.gpu import PrefetchBatch, Prefetcher, device_count, has_dtype, make_current
 

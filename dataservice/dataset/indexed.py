@@ -1,0 +1,573 @@
+"""Transformations that keep indexed datasets indexed: element by element, or by the index."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.base import (
+    ENDLESS,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+    Place,
+    Reader,
+    UnaryIterator,
+    UnaryNode,
+    pass_epoch,
+)
+from dataservice.dataset.spec import ArraySpec, Spec, fits, spec_of
+from dataservice.dataset.user_functions import call, name_of
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Map(UnaryNode):
+    """Attributes: the node below, and the function; it gets a tuple's members as arguments."""
+
+    parent: Node
+    function: Callable[..., Any]
+
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return spec_of(self.first())
+
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; a function makes elements."""
+        return False
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return MapIterator(self.parent.read(places, context), self.function)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return MapIterator(self.parent.iterate(context), self.function)
+
+
+class MapIterator(UnaryIterator):
+    """One pass; has no state of its own."""
+
+    def __init__(self, parent: ElementIterator, function: Callable[..., Any]) -> None:
+        super().__init__(parent)
+        self._function = function
+
+    def __next__(self) -> Any:
+        return mapped(self._function, next(self._parent), self._function)
+
+
+def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]) -> Any:
+    """Local. What ``map`` makes of an element.
+
+    Args:
+        function: What is called.
+        element: The element.
+        given: The user's function, for messages.
+
+    Raises:
+        InvalidArgumentError: It gave None, as functions without a ``return`` do.
+        Exception: What it raises.
+    """
+    result = tree.to_numpy(call(function, element, "map"))
+    if result is None:
+        raise InvalidArgumentError(
+            f"the function {name_of(given)} given to map returned None: it must return an element"
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class Promised(UnaryNode):
+    """Elements that must be what is said.
+
+    Attributes:
+        parent: The node below.
+        spec: What its elements are said to be like.
+        converts: Whether numbers get the dtype that is said, where they stay what they are.
+    """
+
+    parent: Node
+    spec: Spec
+    converts: bool = False
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return self.spec
+
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`."""
+        return True
+
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return PromisedIterator(self, self.parent.read(places, context))
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return PromisedIterator(self, self.parent.iterate(context))
+
+
+class PromisedIterator(UnaryIterator):
+    """One pass; InvalidArgumentError at an element that is another."""
+
+    def __init__(self, node: Promised, parent: ElementIterator) -> None:
+        super().__init__(parent)
+        self._node = node
+
+    def __next__(self) -> Any:
+        element = next(self._parent)
+        if self._node.converts:
+            element = _converted(element, self._node.spec)
+        if not fits(element, self._node.spec):
+            raise InvalidArgumentError(
+                f"an element of {self._node.parent.summary()} has the spec {spec_of(element)}, "
+                f"but its element_spec is {self._node.spec}"
+            )
+        return element
+
+
+def _converted(element: Any, spec: Spec) -> Any:
+    """The element with dtypes that are said, as far as it has the structure."""
+    if tree.structure(element) != tree.structure(spec):
+        return element
+    pairs = zip(tree.flatten(element), tree.flatten(spec, element), strict=True)
+    return tree.unflatten(element, [_with_dtype(leaf, said) for leaf, said in pairs])
+
+
+def _with_dtype(leaf: Any, said: Any) -> Any:
+    if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == said.dtype:
+        return leaf
+    if not leaf.size:  # an empty list says nothing of what would be in it
+        return leaf.astype(said.dtype)
+    kinds = leaf.dtype.kind, said.dtype.kind
+    whole = all(kind in "biu" for kind in kinds)
+    numbers = all(kind in "biufc" for kind in kinds)
+    if not whole and not (numbers and np.can_cast(leaf.dtype, said.dtype, "same_kind")):
+        return leaf
+    converted = leaf.astype(said.dtype)
+    return leaf if whole and not np.array_equal(converted, leaf) else converted
+
+
+@dataclass(frozen=True)
+class Take(UnaryNode):
+    """Attributes: the node below, and how many elements; -1 takes all."""
+
+    parent: Node
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < -1:
+            raise ValueError(f"take needs a count of at least 0, or -1 for all, not {self.count}")
+
+    def indexed_length(self) -> int | None:
+        """Return the number of elements, at most the count; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return below if below is None or self.count == -1 else min(below, self.count)
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        below = self.parent.cardinality()
+        if self.count == -1 or self.count == 0:
+            return below if self.count else 0
+        if below == INFINITE_CARDINALITY:
+            return self.count
+        return below if below < 0 else min(below, self.count)
+
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.parent.source_length() if self.count == -1 else self.indexed_only()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return self.parent.read(places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        parent = self.parent.iterate(context)
+        return parent if self.count == -1 else TakeIterator(parent, self.count)
+
+
+class TakeIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, count: int) -> None:
+        super().__init__(parent)
+        self._left = count
+
+    def __next__(self) -> Any:
+        if not self._left:
+            raise StopIteration
+        element = next(self._parent)
+        self._left -= 1
+        return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._left, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._left, below = state
+        super().set_state(below)
+
+
+@dataclass(frozen=True)
+class Skip(UnaryNode):
+    """Attributes: the node below, and how many elements to leave out; -1 leaves out all."""
+
+    parent: Node
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < -1:
+            raise ValueError(f"skip needs a count of at least 0, or -1 for all, not {self.count}")
+
+    def indexed_length(self) -> int | None:
+        """Return the number of elements behind the count; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        if below is None or self.count == -1:
+            return None if below is None else 0
+        return max(below - self.count, 0)
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        if self.count == -1:
+            return 0
+        below = self.parent.cardinality()
+        return below if below < 0 else max(below - self.count, 0)
+
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.indexed_only()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        count = self.count
+        return self.parent.read(((epoch, index + count) for epoch, index in places), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return SkipIterator(self.parent.iterate(context), self.count)
+
+
+class SkipIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, count: int) -> None:
+        super().__init__(parent)
+        self._left = count
+
+    def __next__(self) -> Any:
+        if self._left == -1:
+            raise StopIteration
+        while self._left:
+            next(self._parent)
+            self._left -= 1
+        return next(self._parent)
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._left, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._left, below = state
+        super().set_state(below)
+
+
+SHARD_HINT = -1
+"""Both arguments of a ``shard`` that ShardingPolicy.HINT fills in."""
+
+
+@dataclass(frozen=True)
+class Shard(UnaryNode):
+    """Attributes: the node below, the number of shards, and which of them this is."""
+
+    parent: Node
+    num_shards: int
+    index: int
+
+    def __post_init__(self) -> None:
+        if self.hint:
+            return
+        if SHARD_HINT in (self.num_shards, self.index):
+            raise InvalidArgumentError(
+                f"shard needs 0 <= index < num_shards, or SHARD_HINT ({SHARD_HINT}) for both, not "
+                f"index {self.index} of {self.num_shards}"
+            )
+        if self.num_shards < 1 or not 0 <= self.index < self.num_shards:
+            raise ValueError(
+                f"shard needs 0 <= index < num_shards, not index {self.index} of {self.num_shards}"
+            )
+
+    @property
+    def hint(self) -> bool:
+        """Local. Whether the workers of a data service are still to be filled in."""
+        return self.num_shards == self.index == SHARD_HINT
+
+    def indexed_length(self) -> int | None:
+        """Return the number of elements of the shard; see :class:`Node`."""
+        below = self.parent.indexed_length()
+        return None if below is None or self.hint else len(self._indices(below))
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        count = self.parent.cardinality()
+        if self.hint and count > 0:
+            return UNKNOWN_CARDINALITY
+        return count if count < 0 else len(self._indices(count))
+
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        self._check_filled_in()
+        return self.indexed_only()
+
+    def _indices(self, count: int) -> range:
+        """Return the indices of the shard among those of the node below."""
+        return range(self.index, count, self.num_shards)
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        first, step = self.index, self.num_shards
+        return self.parent.read(((epoch, first + index * step) for epoch, index in places), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        self._check_filled_in()
+        return ShardIterator(self.parent.iterate(context), self.num_shards, self.index)
+
+    def _check_filled_in(self) -> None:
+        if self.hint:
+            raise FailedPreconditionError(
+                f"{self.parent.summary()}.shard(SHARD_HINT, SHARD_HINT) can only be read by the "
+                "workers of a data service, under distribute(ShardingPolicy.HINT, ...)"
+            )
+
+
+class ShardIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, num_shards: int, index: int) -> None:
+        super().__init__(parent)
+        self._num_shards = num_shards
+        self._skip = index
+
+    def __next__(self) -> Any:
+        while self._skip:
+            next(self._parent)
+            self._skip -= 1
+        element = next(self._parent)
+        self._skip = self._num_shards - 1
+        return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._skip, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._skip, below = state
+        super().set_state(below)
+
+
+@dataclass(frozen=True)
+class Repeat(UnaryNode):
+    """Attributes: the node below, and how often; None repeats for ever."""
+
+    parent: Node
+    count: int | None
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        once = self.parent.cardinality()
+        if self.count == 0 or once == 0:
+            return 0
+        if self.count is None:
+            return INFINITE_CARDINALITY
+        return once if once < 0 else once * self.count
+
+    def indexed_length(self) -> int | None:
+        """Return the length of all passes together; see :class:`Node`."""
+        once = self.parent.indexed_length()
+        if once is None or once == 0:
+            return once
+        return ENDLESS if self.count is None else min(once * self.count, ENDLESS)
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        once = self.parent.indexed_length()
+        assert once is not None
+        return self.parent.read(_places_in_passes(places, once, self.count), context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        # Of a data service, a pass may be empty because other trainers have taken its elements.
+        count = 0 if self.cardinality() == 0 else self.count
+        ends = count is None and not self.parent.distributed
+        return RepeatIterator(self.parent, context, count, ends)
+
+
+def _places_in_passes(places: Iterator[Place], once: int, count: int | None) -> Iterator[Place]:
+    """Yield the places in the node below, each pass over which is an epoch."""
+    for epoch, index in places:
+        number, within = divmod(index, once)
+        yield pass_epoch(epoch, number, count), within
+
+
+class RepeatIterator(ElementIterator):
+    """Passes, one after the other.
+
+    Args:
+        parent: The node below.
+        context: Of the whole.
+        count: How many; None: no end of them.
+        needs_some: Whether a pass without elements is the last, as in tf.data.
+    """
+
+    def __init__(self, parent: Node, context: Context, count: int | None, needs_some: bool) -> None:
+        self._parent = parent
+        self._context = context
+        self._count = count
+        self._needs_some = needs_some
+        self._some = False  # the pass has given elements, or errors in their places
+        self._first = 0  # position where the pass began
+        self._started = 0
+        self._pass: ElementIterator | None = None
+
+    def __next__(self) -> Any:
+        while True:
+            if self._pass is None:
+                if self._is_over():
+                    raise StopIteration
+                self._started += 1
+                self._some = False
+                self._first = self._place()
+                self._pass = self._begin()
+            try:
+                element = next(self._pass)
+            except StopIteration:
+                self.close()
+            except Exception:
+                self._some = True
+                raise
+            else:
+                self._some = True
+                return element
+
+    def _is_over(self) -> bool:
+        scope = self._context.scope
+        if self._started == self._count or (scope is not None and scope.closed):
+            return True
+        if not self._needs_some or self._started == 0 or self._some:
+            return False
+        # A pass whose source indices went to other workers says nothing about this one's.
+        return self._context.share is None or self._place() > self._first
+
+    def _place(self) -> int:
+        """Return the position where the next pass over the source begins."""
+        return 0 if self._context.share is None else self._context.share.splits.start
+
+    def _begin(self) -> ElementIterator:
+        return self._parent.iterate(self._context.enter(self._started - 1, self._count))
+
+    def get_state(self) -> tuple[int, bool, int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        within = None if self._pass is None else (self._pass.get_state(),)
+        return self._started, self._some, self._first, within
+
+    def set_state(self, state: tuple[int, bool, int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._started, self._some, self._first, within = state
+        if within is not None:
+            self._pass = self._begin()
+            self._pass.set_state(within[0])
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._pass is not None and self._pass.goes_on(error)
+
+
+@dataclass(frozen=True)
+class Enumerate(UnaryNode):
+    """Attributes: the node below, and the first number."""
+
+    parent: Node
+    start: int
+
+    def indexed_length(self) -> int | None:
+        """Return the length of the node below; see :class:`Node`."""
+        return self.parent.indexed_length()
+
+    def source_length(self) -> int:
+        """Return the number of elements; see :class:`Node`."""
+        return self.indexed_only()
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return ArraySpec((), np.int64), self.parent.element_spec()
+
+    def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
+        return _EnumerateReader(self, places, context)
+
+    def _iterate(self, context: Context) -> ElementIterator:
+        return EnumerateIterator(self.parent.iterate(context), self.start)
+
+
+class _EnumerateReader(Reader):
+    def __init__(self, node: Enumerate, places: Iterator[Place], context: Context) -> None:
+        # The node below may take places ahead, on another thread.
+        self._taken: deque[int] = deque()
+        self._start = node.start
+        self._parent = node.parent.read(_noted(places, self._taken), context)
+
+    def __next__(self) -> tuple[np.int64, Any]:
+        try:
+            element = next(self._parent)
+        except StopIteration:
+            raise
+        except Exception:
+            self._taken.popleft()
+            raise
+        return np.int64(self._start + self._taken.popleft()), element
+
+    def close(self) -> None:
+        self._parent.close()
+
+
+def _noted(places: Iterator[Place], taken: deque[int]) -> Iterator[Place]:
+    """Yield places, and append their indices to a queue."""
+    for place in places:
+        taken.append(place[1])
+        yield place
+
+
+class EnumerateIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, start: int) -> None:
+        super().__init__(parent)
+        self._number = start
+
+    def __next__(self) -> tuple[np.int64, Any]:
+        self._number += 1  # also where the element fails, which had its number
+        return np.int64(self._number - 1), next(self._parent)
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._number, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._number, below = state
+        super().set_state(below)
