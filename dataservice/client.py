@@ -12,7 +12,7 @@ from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
 from dataservice.dataset.base import INFINITE_CARDINALITY, Node
-from dataservice.dataset.indexed import Promised
+from dataservice.dataset.indexed import CheckedSpec
 from dataservice.options import CrossTrainerCache, JobOptions, service_of
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed
@@ -219,7 +219,7 @@ def from_dataset_id(
     _check_dataset(options, node, info.summary)
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
     dataset = _distributed(node, options, name)
-    return dataset if element_spec is None else Dataset(Promised(dataset.node, element_spec))
+    return dataset if element_spec is None else Dataset(CheckedSpec(dataset.node, element_spec))
 
 
 def distributed_save(

@@ -58,9 +58,9 @@ def pass_epoch(epoch: int, number: int, count: int | None) -> int:
 
 
 class SplitsFailed(BaseException):
-    """The indices of what is to be evaluated cannot be had.
+    """The indices of the elements to evaluate are not available.
 
-    It is no ``Exception``, because it is the error of no element: nothing may ignore it.
+    It is not an ``Exception``, because it is not the error of an element. Nothing may ignore it.
 
     Args:
         error: The reason.
@@ -89,7 +89,7 @@ class Splits(Protocol):
         """Return the ascending indices from a position on, as many as are known; none at the end.
 
         Raises:
-            SplitsFailed: They cannot be had.
+            SplitsFailed: The indices are not available.
         """
 
     def mark(self, position: int) -> None:
@@ -120,34 +120,34 @@ class Share:
 
 
 class Closable(Protocol):
-    """Something that waits, and that any thread can end."""
+    """A wait that any thread can end."""
 
     def close(self) -> None:
-        """End it. A second call does nothing."""
+        """End the wait. A second call does nothing."""
 
 
 class Scope:
-    """What may wait inside a pass that one thread evaluates and another one can give up.
+    """The waits of a pass that one thread evaluates and another one can cancel.
 
     Attributes:
-        closed: Whether the pass has been given up. Everything that waits in it then ends.
+        closed: Whether the pass has been cancelled. All waits in it then end.
     """
 
     def __init__(self) -> None:
         self.closed = False
-        # Reentrant, because garbage may be collected anywhere, and close what it holds.
+        # Reentrant, because a garbage collection inside of it may close other passes.
         self._lock = threading.RLock()
         self._waiting: weakref.WeakSet[Closable] = weakref.WeakSet()
 
     def add(self, waiting: Closable) -> None:
-        """Close something with the scope, at once if that is closed."""
+        """Close a wait together with the scope; at once if the scope is closed."""
         with self._lock:
             self._waiting.add(waiting)
         if self.closed:
             waiting.close()
 
     def close(self) -> None:
-        """Close everything. A second call does nothing."""
+        """End all waits. A second call does nothing."""
         self.closed = True
         with self._lock:
             waiting = list(self._waiting)
@@ -157,17 +157,17 @@ class Scope:
 
 @dataclass(frozen=True)
 class Context:
-    """What one pass depends on besides the description.
+    """The inputs of one pass besides the description.
 
     Attributes:
         seed: Seed of the nodes that have none of their own. It is the same in all processes that
             evaluate parts of the pass.
         epoch: Number of the pass, for example of this dataset in the program, or in a ``repeat``.
-        scope: Closes what waits for others in the pass; None if nobody else can give it up.
-        stages: Measures the nodes; None if nobody wants to know.
-        part: Tells the randomness of this process from that of others, where orders need not agree.
-        numbered: Whether elements go by their numbers, since another process may have to go on
-            with the pass: their order must not be that in which they happen to be ready.
+        scope: Ends the waits of the pass; None if no other thread can cancel the pass.
+        stages: Measures the nodes; None if the times are not wanted.
+        part: Added to the seed where the randomness of processes need not agree.
+        numbered: Whether elements must keep their order because another process may have to
+            continue the pass. Otherwise the results of ``map`` may come as they are ready.
         share: The source indices that this process evaluates; None for all of them.
     """
 
@@ -184,7 +184,7 @@ class Context:
 
         Args:
             number: Number of the pass, from 0.
-            count: How many there are; None if there is no end of them.
+            count: The number of passes; None if they are endless.
         """
         share = self.share
         if share is not None:
@@ -202,7 +202,7 @@ class Context:
 
     @property
     def own_seed(self) -> tuple[int, ...]:
-        """The seed of what is random in this process alone."""
+        """The seed of random numbers that only this process needs."""
         return *self.seed, *self.part
 
 
@@ -217,33 +217,33 @@ Place = tuple[int, int]
 
 
 class NoElementError(ValueError):
-    """What elements are like cannot be said, because there is none to look at."""
+    """The spec of the elements is unknown, because there is no element to look at."""
 
 
 class ElementIterator(ABC):
-    """One pass over a node; ends with StopIteration, and keeps raising it."""
+    """One pass over a node. At the end it raises StopIteration, and keeps raising it."""
 
     def __iter__(self) -> ElementIterator:
         return self
 
     @abstractmethod
     def __next__(self) -> Any:
-        """Local. The next element."""
+        """Return the next element."""
 
     @abstractmethod
     def get_state(self) -> Any:
-        """Local. Where the pass is, as something that can be pickled.
+        """Return the position of the pass as an object that can be pickled.
 
         Raises:
-            UnimplementedError: A part of the pass cannot say.
+            UnimplementedError: A part of the pass has no state.
         """
 
     @abstractmethod
     def set_state(self, state: Any) -> None:
-        """Local. Go on from where a pass over an equal node was; before the first element.
+        """Continue from the state of a pass over an equal node. Called before the first element.
 
         Args:
-            state: What that pass gave.
+            state: The result of :meth:`get_state` of that pass.
 
         Raises:
             UnimplementedError: As :meth:`get_state`.
@@ -251,13 +251,13 @@ class ElementIterator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Local. Give up threads and connections; idempotent. No element comes after it."""
+        """Release threads and connections. Idempotent. No element follows."""
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. Whether more may come behind an error that has been raised twice in a row.
+        """Return whether elements may follow an error that has been raised twice in a row.
 
-        By default not: a pass that cannot go on raises the same once more. But a user's function
-        may raise one and the same of several elements.
+        By default none follow, because a pass that cannot continue raises the same error again.
+        But a user's function may raise the same error object for several elements.
         """
         return False
 
@@ -317,7 +317,7 @@ class Node(ABC):
 
         Args:
             places: Places of the elements, in any order. They may be taken ahead, on any thread.
-            context: What the pass depends on; its epoch is that of no place.
+            context: The context of the pass. Its epoch is not used: each place has its own.
 
         Returns:
             An iterator with one element, or error, for each place, in their order.
@@ -325,22 +325,22 @@ class Node(ABC):
         return _timed(self, self._read(places, context), context)
 
     def iterate(self, context: Context) -> ElementIterator:
-        """Start a pass over all elements, or over those that the context says."""
+        """Start a pass over all elements, or over the share of the context."""
         if self.indexed_length() is not None:
             return IndexedIterator(self, context)
         return _timed(self, self._iterate(context), context)
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
-        """See :meth:`read`; to be overridden where :meth:`indexed_length` gives a number."""
+        """Implement :meth:`read`; overridden if :meth:`indexed_length` returns a number."""
         raise NotImplementedError(f"{type(self).__name__} is not indexed")
 
     def _iterate(self, context: Context) -> ElementIterator:
-        """See :meth:`iterate`; to be overridden where :meth:`indexed_length` gives None."""
+        """Implement :meth:`iterate`; overridden if :meth:`indexed_length` returns None."""
         raise NotImplementedError(f"{type(self).__name__} is not sequential")
 
     @abstractmethod
     def cardinality(self) -> int:
-        """Local. The number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        """Return the number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
 
     def source_length(self) -> int:
         """Return the number of source indices of one pass, which workers may share.
@@ -361,7 +361,7 @@ class Node(ABC):
         )
 
     def element_spec(self) -> Spec:
-        """Local. What elements are like; by default, what the first one is like.
+        """Return the spec of the elements; by default the spec of the first one.
 
         Raises:
             NoElementError: There is no element to look at.
@@ -370,11 +370,11 @@ class Node(ABC):
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. Whether what elements are like is known without making one."""
+        """Whether :meth:`element_spec` needs no element."""
         return False
 
     def sample(self) -> Node:
-        """Return a node with elements like these, whose first one is made here, and by itself.
+        """Return a node with elements of the same spec, whose first one is computed here, alone.
 
         Such a node takes nothing from the jobs of data services, fills no buffers and no caches.
         """
@@ -395,21 +395,21 @@ class Node(ABC):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Whether element i is the same in all epochs; asked where the node is indexed."""
+        """Whether element i is the same in all epochs. Only used where the node is indexed."""
         return True
 
     @property
     def distributed(self) -> bool:
-        """Local. Whether a data service deals the elements out to several consumers."""
+        """Whether a data service divides the elements among several consumers."""
         return False
 
     @property
     def on_device(self) -> bool:
-        """Local. Whether elements lie on a GPU, and belong to the stream of who takes them."""
+        """Whether elements lie on a GPU, on the stream of the thread that takes them."""
         return False
 
     def summary(self) -> str:
-        """Local. The description as text: equal in every process that runs the same script."""
+        """Return the description as text, equal in every process that runs the same script."""
         return f"{type(self).__name__.lower()}({_arguments(self)})"
 
 
@@ -475,7 +475,7 @@ class IndexedIterator(ElementIterator):
 
     Args:
         node: The node.
-        context: What the pass depends on; says which elements this process evaluates.
+        context: The context of the pass; its share says which elements this process evaluates.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -515,7 +515,6 @@ class IndexedIterator(ElementIterator):
         self._indices.set_state(state)
 
     def close(self) -> None:
-        """End the pass; see :class:`ElementIterator`."""
         self._closed = True
         if self._elements is not None:
             self._elements.close()
@@ -534,7 +533,6 @@ class IndexedSource(Node):
         """Return the element of an index below ``cardinality()``."""
 
     def indexed_length(self) -> int | None:
-        """Return the number of elements; see :class:`Node`."""
         return self.cardinality()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -551,12 +549,11 @@ class _SourceReader(Reader):
 
 
 class UnaryNode(Node):
-    """A node over one other; by default it keeps the other's number of elements and its source."""
+    """A node over one other node, whose number of elements and source it keeps by default."""
 
     parent: Node
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return self.parent.cardinality()
 
     def source_length(self) -> int:
@@ -565,7 +562,6 @@ class UnaryNode(Node):
         return self.parent.source_length() if length is None else length
 
     def sample(self) -> Node:
-        """Return this node over the sample of the node below; see :class:`Node`."""
         parent = self.parent.sample()
         if parent is self.parent:
             return self
@@ -573,35 +569,29 @@ class UnaryNode(Node):
         return node
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`; by default those of the node below."""
         return self.parent.element_spec()
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; by default as the node below."""
         return self.parent.has_static_spec
 
     @property
     def same_every_epoch(self) -> bool:
-        """Local. See :class:`Node`."""
         return self.parent.same_every_epoch
 
     @property
     def distributed(self) -> bool:
-        """Local. See :class:`Node`."""
         return self.parent.distributed
 
     @property
     def on_device(self) -> bool:
-        """Local. See :class:`Node`."""
         return self.parent.on_device
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         return f"{self.parent.summary()}.{super().summary()}"
 
     def check_not_on_device(self, what: str) -> None:
-        """Local. ValueError where elements would be taken from a GPU by a thread of ``what``."""
+        """Raise ValueError if ``what`` would take elements from a GPU on a thread of its own."""
         if self.parent.on_device:
             raise ValueError(
                 f"{what} runs on a thread with a CUDA stream of its own: call "
@@ -609,7 +599,7 @@ class UnaryNode(Node):
             )
 
     def indexed_only(self) -> int:
-        """Return the length of a node whose elements go by their numbers in the whole sequence.
+        """Return the length of a node that numbers the elements of the whole sequence.
 
         Raises:
             UnimplementedError: The node below is not indexed.
@@ -634,19 +624,15 @@ class UnaryIterator(ElementIterator):
         self._parent = parent
 
     def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`; by default that of the pass below."""
         return self._parent.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._parent.set_state(state)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._parent.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`; by default as the pass below."""
         return self._parent.goes_on(error)
 
 
@@ -664,31 +650,30 @@ def _arguments(node: Node) -> str:
 
 
 class StageTimes:
-    """Times of the nodes of a pass, of one in so many elements that come out of it.
+    """Times of the nodes of a pass, for a sample of its elements.
 
-    Nodes of one kind count together: functions make new ones for every element.
+    Nodes of one kind count together, because functions make new nodes for every element.
 
     Attributes:
-        on: Whether the element that is being made is one of those; who makes elements says so.
+        on: Whether the current element is timed. The evaluating loop sets it.
     """
 
     def __init__(self) -> None:
         self.on = False
-        self._stages: dict[str, _Stage] = {}
+        self._stages: dict[str, _NodeTiming] = {}
         self._local = threading.local()
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
-        """Local. See :class:`Stages`."""
         name = type(node).__name__.lower()
         stage = self._stages.get(name)
         if stage is None:
-            stage = self._stages.setdefault(name, _Stage(_depth(node)))
+            stage = self._stages.setdefault(name, _NodeTiming(_depth(node)))
         return TimedIterator(elements, self, stage)
 
-    def timed(self, stage: _Stage, elements: ElementIterator) -> Any:
-        """Local. The next element; the time that it takes, but for that of nodes below, is added.
+    def timed(self, stage: _NodeTiming, elements: ElementIterator) -> Any:
+        """Return the next element, and add the time without that of the nodes below.
 
-        What runs beside it, as below ``prefetch``, counts where it runs.
+        Calls on other threads, as below ``prefetch``, count on their own.
         """
         local = self._local
         outer: float = getattr(local, "below", 0.0)
@@ -701,15 +686,15 @@ class StageTimes:
             local.below = outer + seconds
 
     def own_seconds(self) -> list[tuple[str, float]]:
-        """Local. The kinds of nodes, and the seconds spent in them alone, from the sources on."""
+        """Return the kinds of nodes, from the sources on, and the seconds spent in each alone."""
         # A copy, because the pass goes on and may meet new ones.
         known = [*self._stages.items()]
         known.sort(key=lambda each: each[1].depth)
         return [(name, stage.seconds) for name, stage in known]
 
 
-class _Stage:
-    """Attributes: how many nodes are below the first of a kind, and the seconds spent in all."""
+class _NodeTiming:
+    """Attributes: the number of nodes below the first of a kind, and the seconds in all of them."""
 
     __slots__ = ("depth", "seconds")
 
@@ -724,37 +709,21 @@ def _depth(node: Node) -> int:
     return 1 + max(map(_depth, below), default=0)
 
 
-class TimedIterator(ElementIterator):
-    """A pass whose time is taken.
+class TimedIterator(UnaryIterator):
+    """A pass that is timed.
 
     Args:
         elements: The pass.
-        times: Says whether to.
-        stage: Where to add the seconds.
+        times: The times of all nodes; its ``on`` turns the measurement on.
+        stage: The time of the node of the pass.
     """
 
-    def __init__(self, elements: ElementIterator, times: StageTimes, stage: _Stage) -> None:
-        self._elements = elements
+    def __init__(self, elements: ElementIterator, times: StageTimes, stage: _NodeTiming) -> None:
+        super().__init__(elements)
         self._times = times
         self._stage = stage
 
     def __next__(self) -> Any:
         if not self._times.on:
-            return next(self._elements)
-        return self._times.timed(self._stage, self._elements)
-
-    def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`."""
-        return self._elements.get_state()
-
-    def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
-        self._elements.set_state(state)
-
-    def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        self._elements.close()
-
-    def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
-        return self._elements.goes_on(error)
+            return next(self._parent)
+        return self._times.timed(self._stage, self._parent)

@@ -26,7 +26,7 @@ from dataservice.dataset.base import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.spec import ArraySpec, Spec, ragged, spec_of, stacked, unstacked
+from dataservice.dataset.spec import ArraySpec, Spec, batched, spec_of, unbatched, unknown_lengths
 from dataservice.dataset.user_functions import call
 from mpidist.errors import InvalidArgumentError, type_name
 
@@ -41,17 +41,17 @@ class Stack(Protocol):
     """The elements of one batch, as they come."""
 
     def append(self, element: Any) -> None:
-        """Local. Add an element; InvalidArgumentError if it does not go with those before."""
+        """Add an element. Raise InvalidArgumentError if it does not match the first one."""
 
     def result(self) -> Any:
-        """Local. The batch of at least one element."""
+        """Return the batch, which has at least one element."""
 
 
 class BatchNode(UnaryNode):
     """Makes batches of ``batch_size`` elements; the last one may be smaller, or is left out.
 
-    Over an indexed node, batches are indexed, too: workers take them as a whole, and they are the
-    same whoever makes them.
+    Over an indexed node, batches are indexed, too. Workers share whole batches, which do not depend
+    on the worker.
     """
 
     parent: Node
@@ -60,15 +60,13 @@ class BatchNode(UnaryNode):
 
     @abstractmethod
     def stack(self) -> Stack:
-        """Local. Something that takes the elements of a batch."""
+        """Return an empty stack for the elements of one batch."""
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count < 0 else self._count(count)
 
     def indexed_length(self) -> int | None:
-        """Return the number of batches; see :class:`Node`."""
         below = self.parent.indexed_length()
         return None if below is None else self._count(below)
 
@@ -178,11 +176,9 @@ class Batch(BatchNode):
             raise ValueError(f"batch needs a batch_size of at least 1, not {self.batch_size}")
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
-        return stacked(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
+        return batched(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
 
     def stack(self) -> Stack:
-        """Local. See :class:`BatchNode`."""
         return _Stack(self.batch_size)
 
 
@@ -218,13 +214,13 @@ class _Stack:
         for component, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             array: Any = leaf if isinstance(leaf, _NUMPY) else _array(leaf)
             if isinstance(column, list):
-                if column and not _alike(array, column[0]):
-                    raise _misfit(component, column[0], self._rows, array)
+                if column:
+                    _check_alike(component, column[0], array, self._rows)
                 column.append(array)
                 continue
-            alike = array.dtype == column.dtype or tree.native(array.dtype) == column.dtype
-            if array.shape != column.shape[1:] or not alike:
-                raise _misfit(component, column[0], self._rows, array)
+            # The common case, without a call.
+            if array.dtype != column.dtype or array.shape != column.shape[1:]:
+                _check_alike(component, column[0], array, self._rows)
             column[self._rows] = array
         self._rows += 1
 
@@ -236,17 +232,28 @@ class _Stack:
         return tree.unflatten(self._first, columns)
 
 
-def _alike(one: Array, other: Array) -> bool:
-    if one.shape != other.shape:
-        return False
-    return one.dtype.kind == other.dtype.kind or tree.are_text(one.dtype, other.dtype)
+def _check_alike(component: int, first: Array, other: Array, number: int) -> None:
+    """Raise InvalidArgumentError unless element ``number`` has the first one's dtype and shape."""
+    if first.shape != other.shape or not _same_dtype(first.dtype, other.dtype):
+        raise _misfit(component, f"elements 0 and {number}", first, other)
 
 
-def _misfit(component: int, first: Array, number: int, other: Array) -> InvalidArgumentError:
+def _same_dtype(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Return whether dtypes are equal except for the byte order and the length of text."""
+    if one.kind == other.kind == "V":
+        with suppress(TypeError):
+            return np.result_type(one, other).kind == "V"
+    return tree.native(one) == tree.native(other) or tree.are_text(one, other)
+
+
+def _misfit(
+    component: int, which: str, first: Array, other: Array, leading: int = 0
+) -> InvalidArgumentError:
+    """Return the error for arrays that differ. It shows shapes without ``leading`` dimensions."""
+    one, two = (f"{array.dtype}{list(array.shape[leading:])}" for array in (first, other))
     return InvalidArgumentError(
-        f"cannot batch arrays of different dtypes or shapes in component {component}: "
-        f"element 0 has {first.dtype}{list(first.shape)}, element {number} has "
-        f"{other.dtype}{list(other.shape)}"
+        f"cannot batch arrays of different dtypes or shapes in component {component}: {which} have "
+        f"{one} and {two}"
     )
 
 
@@ -268,18 +275,18 @@ def _column(leaf: Any, size: int) -> Array | list[Array]:
 
 @dataclass(frozen=True)
 class Padding:
-    """How elements are filled up.
+    """How elements are padded.
 
     Attributes:
-        shapes: Of each leaf, in the structure of elements, what it is filled up to; None or -1 in
-            it, or None for a whole shape: as long as the longest of the batch. A number is a shape
-            of one dimension, and what has ``as_list()`` is the shape that this gives.
-        values: Of each leaf, what it is filled with; a single one is for all; None: 0, or nothing
-            where elements are text.
+        shapes: The shape to pad each leaf to, in the structure of elements. None or -1 in a shape,
+            or None for a whole one, stands for the longest of the batch. A number is a shape of
+            one dimension. An object with ``as_list()`` stands for the shape which that returns.
+        values: The padding of each leaf; a single value is for all. None stands for 0, or for the
+            empty text.
 
     Raises:
-        InvalidArgumentError: A value is no scalar.
-        TypeError: A length is no whole number.
+        InvalidArgumentError: A value is not a scalar.
+        TypeError: A length is not a whole number.
     """
 
     shapes: Any = None
@@ -299,7 +306,7 @@ class Padding:
                 )
 
     def stack(self, elements: list[Any]) -> Any:
-        """Local. A batch of elements.
+        """Return a batch of elements.
 
         Raises:
             InvalidArgumentError: Elements differ in structure, dtype or number of dimensions, or
@@ -316,12 +323,12 @@ class Padding:
         return tree.unflatten(first, filled)
 
     def up_to(self, length: int, element: Any) -> Padding:
-        """Local. The same, with a length in place of those that are not given.
+        """Return the same padding with a length in place of the lengths that are not given.
 
-        Without shapes the first dimension of each array has the length; those without any stay.
+        Without shapes, the first dimension of each array gets the length. Scalars stay.
 
         Args:
-            length: What is filled up to.
+            length: The length to fill up to.
             element: Any of the elements.
         """
         given = _for_leaves(self.shapes, element, _is_shape)
@@ -334,7 +341,7 @@ class Padding:
         return Padding(tree.unflatten(element, shapes), self.values)
 
     def spec(self, element: Spec, rows: int | None) -> Spec:
-        """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
+        """Return the spec of a batch of ``rows`` elements; None if the number differs."""
         leaves = tree.flatten(element)
         shapes = _for_leaves(self.shapes, element, _is_shape)
         batches = [
@@ -347,7 +354,7 @@ class Padding:
 
 
 def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """What is given for each leaf of an element; what stands alone is for all leaves below."""
+    """Return the given value for each leaf of an element. A single one is for all leaves below."""
     if given is None or is_leaf(given):
         return [given] * len(tree.flatten(element))
     if isinstance(element, dict) and isinstance(given, dict) and element.keys() == given.keys():
@@ -364,7 +371,7 @@ def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> lis
 
 
 def _plain(shapes: Any) -> Any:
-    """Shapes as they are used: of what others have for a shape, tuples."""
+    """Return shapes with a tuple in place of numbers and of shapes of other libraries."""
     if isinstance(shapes, Integral) and not isinstance(shapes, bool):
         return (int(shapes),)
     if hasattr(shapes, "as_list"):
@@ -409,14 +416,9 @@ def _limits(shape: Any, ndim: int) -> list[int | None]:
 
 def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     first = column[0]
-    for array in column:
-        alike = tree.native(array.dtype) == tree.native(first.dtype)
-        alike = alike or tree.are_text(array.dtype, first.dtype)
-        if array.ndim != first.ndim or not alike:
-            raise InvalidArgumentError(
-                f"cannot batch arrays of different dtypes or shapes in component {number}: "
-                f"{first.dtype}{list(first.shape)} and {array.dtype}{list(array.shape)}"
-            )
+    for row, array in enumerate(column):
+        if array.ndim != first.ndim or not _same_dtype(first.dtype, array.dtype):
+            raise _misfit(number, f"elements 0 and {row}", first, array)
     longest = [max(lengths) for lengths in zip(*(array.shape for array in column), strict=True)]
     limits = _limits(shape, first.ndim)
     target = [
@@ -439,7 +441,7 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
 
 
 def _empty_text(column: list[Array], dtype: np.dtype[Any]) -> Array | None:
-    """What objects that are text are filled up with; None where 0 is as good."""
+    """Return the padding of objects that are text; None where 0 serves."""
     if dtype.kind == "O":
         for one in (one for array in column for one in array.flat):
             if isinstance(one, str | bytes):
@@ -448,10 +450,9 @@ def _empty_text(column: list[Array], dtype: np.dtype[Any]) -> Array | None:
 
 
 def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
-    """A value to fill up with in a dtype; InvalidArgumentError if that does not hold it.
+    """Return a padding value in a dtype. Raise InvalidArgumentError if the dtype cannot hold it.
 
-    A number may be rounded where the dtype has fractions, but not made infinite. Text is as long as
-    it is.
+    A number may be rounded if the dtype is floating, but must stay finite. Text keeps its length.
     """
     given = tree.array_of(value)
     own, kind = given.dtype.kind, dtype.kind
@@ -474,7 +475,7 @@ def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class _PaddedStack:
-    """Elements, to be filled up when all are there."""
+    """Elements that are padded when all are there."""
 
     def __init__(self, padding: Padding) -> None:
         self._padding = padding
@@ -489,12 +490,12 @@ class _PaddedStack:
 
 @dataclass(frozen=True)
 class PaddedBatch(BatchNode):
-    """Stacks ``batch_size`` elements, filled up.
+    """Pads and stacks ``batch_size`` elements.
 
     Attributes:
         parent: The node below.
         batch_size: Elements in a batch.
-        padding: How they are filled up.
+        padding: How they are padded.
         drop_remainder: Whether to leave a smaller last batch out.
     """
 
@@ -510,18 +511,16 @@ class PaddedBatch(BatchNode):
             )
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         rows = self.batch_size if self.drop_remainder else None
         return self.padding.spec(self.parent.element_spec(), rows)
 
     def stack(self) -> Stack:
-        """Local. See :class:`BatchNode`."""
         return _PaddedStack(self.padding)
 
 
 @dataclass(frozen=True)
 class Rebatch(UnaryNode):
-    """Cuts the rows of elements into batches of ``batch_size`` ones.
+    """Cuts the rows of elements into batches of ``batch_size`` rows.
 
     Attributes:
         parent: The node below, whose elements are arrays with equally many rows.
@@ -538,14 +537,12 @@ class Rebatch(UnaryNode):
             raise ValueError(f"rebatch needs a batch_size of at least 1, not {self.batch_size}")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         rows = self.batch_size if self.drop_remainder else None
-        return stacked(unstacked(self.parent.element_spec()), rows)
+        return batched(unbatched(self.parent.element_spec()), rows)
 
     def _iterate(self, context: Context) -> ElementIterator:
         return RebatchIterator(self, context)
@@ -572,17 +569,15 @@ class RebatchIterator(UnaryIterator):
         return _joined(pieces)
 
     def get_state(self) -> tuple[Any, int, int, Any]:
-        """Local. See :class:`ElementIterator`; an element of which rows are left is part of it."""
         held = self._element if self._next < self._rows else None
         return held, self._rows, self._next, super().get_state()
 
     def set_state(self, state: tuple[Any, int, int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._element, self._rows, self._next, below = state
         super().set_state(below)
 
     def _has_rows(self) -> bool:
-        """Whether there are more, for which elements are taken."""
+        """Return whether rows are left, after taking the next element if need be."""
         while self._next == self._rows:
             try:
                 element = next(self._parent)
@@ -598,10 +593,13 @@ def _rebatch_rows(element: Any) -> int:
         raise InvalidArgumentError(
             f"rebatch needs arrays with at least one dimension, on the host, not {element!r}"
         )
-    lengths = {len(leaf) for leaf in leaves}
+    return _common_length("rebatch", {len(leaf) for leaf in leaves})
+
+
+def _common_length(method: str, lengths: set[int]) -> int:
     if len(lengths) != 1:
         raise InvalidArgumentError(
-            "rebatch needs arrays with the same number of rows in an element, not "
+            f"{method} needs arrays with the same number of rows in an element, not "
             f"{sorted(lengths)}"
         )
     return lengths.pop()
@@ -615,19 +613,10 @@ def _joined(pieces: Sequence[Any]) -> Any:
     columns = tree.columns(pieces)
     for component, (first, *others) in enumerate(columns):
         for other in others:
-            if not _alike_rows(first, other):
-                raise InvalidArgumentError(
-                    "cannot batch arrays of different dtypes or shapes in component "
-                    f"{component}: rows have {first.dtype}{list(first.shape[1:])} and "
-                    f"{other.dtype}{list(other.shape[1:])}"
-                )
+            if first.shape[1:] != other.shape[1:] or not _same_dtype(first.dtype, other.dtype):
+                raise _misfit(component, "rows", first, other, leading=1)
     # Copies, so that a small batch does not keep the memory of a large one.
     return tree.unflatten(pieces[0], [np.concatenate(column) for column in columns])
-
-
-def _alike_rows(one: Array, other: Array) -> bool:
-    same = tree.native(one.dtype) == tree.native(other.dtype)
-    return one.shape[1:] == other.shape[1:] and (same or tree.are_text(one.dtype, other.dtype))
 
 
 @dataclass(frozen=True)
@@ -637,7 +626,6 @@ class Unbatch(UnaryNode):
     parent: Node
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         with suppress(ValueError):  # a pass will tell
             if count > 0 and self.parent.has_static_spec:
@@ -646,13 +634,12 @@ class Unbatch(UnaryNode):
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         spec = self.parent.element_spec()
-        return spec_of(self.first()) if _has_objects(spec) else unstacked(spec)
+        return spec_of(self.first()) if _has_objects(spec) else unbatched(spec)
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; nothing but objects themselves says what they are."""
+        # Only the objects themselves tell what they are.
         return self.parent.has_static_spec and not _has_objects(self.parent.element_spec())
 
     def _iterate(self, context: Context) -> ElementIterator:
@@ -660,7 +647,7 @@ class Unbatch(UnaryNode):
 
 
 class UnbatchIterator(UnaryIterator):
-    """One pass; holds the element whose rows it gives."""
+    """One pass; holds the element whose rows it yields."""
 
     def __init__(self, parent: ElementIterator) -> None:
         super().__init__(parent)
@@ -671,36 +658,34 @@ class UnbatchIterator(UnaryIterator):
     def __next__(self) -> Any:
         while self._next == self._rows:
             self._element = next(self._parent)
-            self._rows, self._next = _rows_of(self._element), 0
+            self._rows, self._next = _unbatch_rows(self._element), 0
         row = self._next
         self._next += 1
         return tree.map_leaves(lambda array: tree.row(array, row), self._element)
 
     def get_state(self) -> tuple[Any, int, int, Any]:
-        """Local. See :class:`ElementIterator`."""
         held = self._element if self._next < self._rows else None
         return held, self._rows, self._next, super().get_state()
 
     def set_state(self, state: tuple[Any, int, int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._element, self._rows, self._next, below = state
         super().set_state(below)
 
 
 def _has_objects(spec: Spec) -> bool:
-    """Whether rows of an array are objects."""
+    """Return whether the rows of an array are objects."""
     arrays = [leaf for leaf in tree.flatten(spec) if isinstance(leaf, ArraySpec)]
     return any(len(array.shape) == 1 and array.dtype.kind in "OT" for array in arrays)
 
 
 def _rows_said(spec: Spec) -> int | None:
-    """How many rows all arrays of every element have, if that is known."""
+    """Return the number of rows of the arrays of every element; None if it is unknown."""
     shapes = [leaf.shape for leaf in tree.flatten(spec) if isinstance(leaf, ArraySpec)]
     rows = {shape[0] if shape else None for shape in shapes}
     return rows.pop() if len(rows) == 1 else None
 
 
-def _rows_of(element: Any) -> int:
+def _unbatch_rows(element: Any) -> int:
     leaves = tree.flatten(element)
     try:
         lengths = {_length(leaf) for leaf in leaves}
@@ -708,12 +693,7 @@ def _rows_of(element: Any) -> int:
         raise InvalidArgumentError(
             f"unbatch needs arrays with at least one dimension, not {element!r}"
         ) from error
-    if len(lengths) != 1:
-        raise InvalidArgumentError(
-            "unbatch needs arrays with the same number of rows in an element, not "
-            f"{sorted(lengths)}"
-        )
-    return lengths.pop()
+    return _common_length("unbatch", lengths)
 
 
 def _length(leaf: Any) -> int:
@@ -724,16 +704,16 @@ def _length(leaf: Any) -> int:
 
 @dataclass(frozen=True)
 class Bucket(UnaryNode):
-    """Puts elements into buckets by their length, and gives a bucket as a batch when it is full.
+    """Sorts elements into buckets by their length, and yields each full bucket as a batch.
 
     Attributes:
         parent: The node below.
-        length: Says how long an element is.
+        length: Returns the length of an element.
         boundaries: Bucket i takes lengths from boundary i - 1 on and below boundary i.
         sizes: Elements in a batch of each bucket; one more than there are boundaries.
-        padding: How batches are filled up; None stacks elements as they are.
-        to_boundary: Whether to fill up to one below the bucket's boundary.
-        drop_remainder: Whether to leave out what is in the buckets at the end.
+        padding: How batches are padded; None stacks elements as they are.
+        to_boundary: Whether to pad to one below the bucket's boundary.
+        drop_remainder: Whether to drop the elements that are in the buckets at the end.
     """
 
     parent: Node
@@ -754,15 +734,13 @@ class Bucket(UnaryNode):
             raise ValueError(f"bucket_boundaries must ascend, not {list(self.boundaries)}")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         spec = self.parent.element_spec()
         padding = self.padding
-        return ragged(stacked(spec, None) if padding is None else padding.spec(spec, None))
+        return unknown_lengths(batched(spec, None) if padding is None else padding.spec(spec, None))
 
     def _iterate(self, context: Context) -> ElementIterator:
         return BucketIterator(self, context)
@@ -797,11 +775,9 @@ class BucketIterator(UnaryIterator):
         raise StopIteration
 
     def get_state(self) -> tuple[Sequence[Sequence[Any]], bool, Any]:
-        """Local. See :class:`ElementIterator`; what is in the buckets is a part of it."""
         return [list(bucket) for bucket in self._buckets], self._ended, super().get_state()
 
     def set_state(self, state: tuple[Sequence[Sequence[Any]], bool, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         buckets, self._ended, below = state
         self._buckets = [list(bucket) for bucket in buckets]
         super().set_state(below)

@@ -20,13 +20,13 @@ _Origin = tuple[tuple[int, ...], int]
 
 
 class _Memory:
-    """What is kept in this process; it does not travel with the description.
+    """The elements cached in this process. They are not pickled with the description.
 
     Attributes:
-        elements: Of the first whole pass.
-        by_index: Of passes over parts of the source, by its indices.
-        origin: Which pass is kept, or was where a state comes from: if what was kept is gone, the
-            node below is read as it was in that pass.
+        elements: The elements of the first whole pass over a sequential node.
+        by_index: The elements of an indexed node, by their index.
+        origin: The pass that is cached here, or was cached where a state comes from. If the
+            elements are gone, the node below is read as it was in that pass.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class _Memory:
 
 @dataclass(frozen=True)
 class Cache(UnaryNode):
-    """Keeps elements in memory, or in a file.
+    """Caches elements in memory, or in a file.
 
     Attributes:
         parent: The node below.
-        path: Of the file; empty for memory.
+        path: The path of the file; empty for memory.
     """
 
     parent: Node
@@ -52,12 +52,10 @@ class Cache(UnaryNode):
     _memory: _Memory = field(init=False, repr=False, compare=False, default_factory=_Memory)
 
     def indexed_length(self) -> int | None:
-        """Return the length of the node below if elements are kept by index; see :class:`Node`."""
         by_index = not self.path and self.parent.same_every_epoch
         return self.parent.indexed_length() if by_index else None
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         if self.path:
             raise self.cannot_be_split(
                 "every worker would write only its own part into the file; use cache() without "
@@ -72,7 +70,7 @@ class Cache(UnaryNode):
         return length
 
     def sample(self) -> Node:
-        """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
+        # The elements of the node below are alike, and the cache stays as it is.
         return self.parent.sample()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -83,41 +81,43 @@ class Cache(UnaryNode):
 
     @property
     def origin(self) -> _Origin | None:
-        """Local. Which pass is kept, if that is known."""
+        """The pass that is cached; None if that is unknown."""
         return self._memory.origin
 
     def come_from(self, origin: _Origin | None) -> None:
-        """Local. Take note of which pass is kept, or is to be."""
+        """Note which pass is cached, or will be."""
         self._memory.origin = origin
 
-    def kept(self) -> _Kept | CacheFile | None:
-        """Local. What a whole pass has left, if one has.
+    def kept(self) -> _CachedElements | CacheFile | None:
+        """Return the elements of a whole pass; None if none has ended.
 
         Raises:
             DataLossError: The file is damaged.
-            InvalidArgumentError: It is of another dataset.
+            InvalidArgumentError: The file belongs to another dataset.
         """
         if self.path:
             return (
                 CacheFile(self.path, self.parent.summary()) if os.path.exists(self.path) else None
             )
-        return None if self._memory.elements is None else _Kept(self._memory.elements)
+        return None if self._memory.elements is None else _CachedElements(self._memory.elements)
 
-    def keep(self) -> _Keeping | CacheWriter:
-        """Local. Something that keeps the elements of a pass."""
+    def keep(self) -> _MemoryWriter | CacheWriter:
+        """Return a writer that caches the elements of a pass."""
         return (
-            CacheWriter(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+            CacheWriter(self.path, self.parent.summary())
+            if self.path
+            else _MemoryWriter(self._memory)
         )
 
 
 class _CacheReader(Reader):
-    """Elements by their index: those that are kept, and others, which it keeps.
+    """Reads elements by their index. Takes cached ones, and caches the others.
 
     Args:
         parent: The node below.
-        kept: Its elements by index; other readers may add to it.
+        kept: The cached elements by index. Other readers may add to it.
         places: Places of the elements.
-        context: What the pass depends on.
+        context: The context of the pass.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _CacheReader(Reader):
         if index in self._missing:
             self._missing.discard(index)
         elif index in self._kept:  # an element may be None
-            return tree.opened(self._kept[index])
+            return tree.copy_structure(self._kept[index])
         else:  # it has failed a moment ago
             with self._parent.read(iter([place]), self._context) as once:
                 return self._keep(index, next(once))
@@ -148,10 +148,10 @@ class _CacheReader(Reader):
 
     def _keep(self, index: int, element: Any) -> Any:
         kept = self._kept[index] = tree.read_only(element)
-        return tree.opened(kept)
+        return tree.copy_structure(kept)
 
     def _take(self) -> None:
-        """Take places, so many that the node below can read ahead among those that are missing."""
+        """Take several places, so that the node below can read ahead among the missing ones."""
         self._coming.extend(islice(self._places, AT_ONCE))
         if not self._coming:
             raise StopIteration
@@ -171,7 +171,7 @@ class _CacheReader(Reader):
 
 
 class CacheIterator(ElementIterator):
-    """One pass: over what is kept, or over the node below, whose elements it keeps."""
+    """One pass over the cached elements, or over the node below, whose elements it caches."""
 
     def __init__(self, node: Cache, context: Context) -> None:
         self._node = node
@@ -179,12 +179,12 @@ class CacheIterator(ElementIterator):
         self._kept = node.kept()
         self._given = 0
         self._parent: ElementIterator | None = None
-        self._keeping: _Keeping | CacheWriter | None = None
+        self._keeping: _MemoryWriter | CacheWriter | None = None
         if self._kept is None:
             self._begin(node.origin or (context.seed, context.epoch))
 
     def _begin(self, origin: _Origin) -> None:
-        """Read the node below, and keep what it gives."""
+        """Read the node below, and cache its elements."""
         seed, epoch = origin
         self._context = dataclasses.replace(self._context, seed=seed, epoch=epoch)
         self._parent = self._node.parent.iterate(self._context)
@@ -216,16 +216,13 @@ class CacheIterator(ElementIterator):
         return self._context.seed, self._context.epoch
 
     def get_state(self) -> tuple[int, Any, _Origin | None]:
-        """Local. See :class:`ElementIterator`."""
         if self._parent is None:
             return self._given, None, self._node.origin
         return self._given, (self._parent.get_state(),), self._origin
 
     def set_state(self, state: tuple[int, Any, _Origin | None]) -> None:
-        """Local. See :class:`ElementIterator`.
-
-        Where what was kept is gone, the node below is read from its beginning, and kept again.
-        """
+        # If the cached elements are gone, the node below is read from its beginning, and its
+        # elements are cached again.
         given, below, origin = state
         if self._kept is None and origin is not None:
             self.close()
@@ -241,7 +238,6 @@ class CacheIterator(ElementIterator):
         self._given = given
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._give_up()
         if self._parent is not None:
             self._parent.close()
@@ -249,7 +245,6 @@ class CacheIterator(ElementIterator):
             self._kept.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return self._parent is None or self._parent.goes_on(error)
 
     def _give_up(self) -> None:
@@ -258,7 +253,7 @@ class CacheIterator(ElementIterator):
             self._keeping = None
 
 
-class _Kept:
+class _CachedElements:
     """Elements in memory."""
 
     def __init__(self, elements: list[Any]) -> None:
@@ -268,23 +263,23 @@ class _Kept:
         return len(self._elements)
 
     def element(self, index: int) -> Any:
-        return tree.opened(self._elements[index])
+        return tree.copy_structure(self._elements[index])
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class _Keeping:
-    """Keeps elements in memory; the first pass to end counts."""
+class _MemoryWriter:
+    """Caches elements in memory at the end of a pass."""
 
     def __init__(self, memory: _Memory) -> None:
         self._memory = memory
         self._elements: list[Any] = []
 
     def add(self, element: Any) -> Any:
-        # Whoever wrote into it would change what later passes give.
+        # Read-only, because a write would change the elements of later passes.
         self._elements.append(tree.read_only(element))
-        return tree.opened(self._elements[-1])
+        return tree.copy_structure(self._elements[-1])
 
     def finish(self) -> None:
         self._memory.elements = self._elements

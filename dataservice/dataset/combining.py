@@ -44,26 +44,21 @@ class SeveralNode(Node):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Local. See :class:`Node`."""
         return all(parent.same_every_epoch for parent in self.parents)
 
     @property
     def distributed(self) -> bool:
-        """Local. See :class:`Node`."""
         return any(parent.distributed for parent in self.parents)
 
     @property
     def on_device(self) -> bool:
-        """Local. See :class:`Node`."""
         return any(parent.on_device for parent in self.parents)
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`."""
         return all(parent.has_static_spec for parent in self.parents)
 
     def sample(self) -> Node:
-        """Return this node over the samples of the others; see :class:`Node`."""
         parents = tuple(parent.sample() for parent in self.parents)
         if all(one is other for one, other in zip(parents, self.parents, strict=True)):
             return self
@@ -71,7 +66,6 @@ class SeveralNode(Node):
         return node
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         shown = [parent.summary() for parent in self.parents]
         return f"{type(self).__name__.lower()}({', '.join([*shown, *self.further()])})"
 
@@ -82,12 +76,12 @@ class SeveralNode(Node):
         ]
 
     def further(self) -> list[str]:
-        """Local. What the summary says besides, as text."""
+        """Return the arguments, as text, that the summary shows after the nodes."""
         return []
 
 
 def merged_spec(parents: Sequence[Node]) -> Spec:
-    """Local. What the elements of several nodes are like.
+    """Return the spec of the elements of several nodes.
 
     Raises:
         InvalidArgumentError: They differ in more than lengths.
@@ -106,7 +100,7 @@ def merged_spec(parents: Sequence[Node]) -> Spec:
 
 
 def check_alike(method: str, nodes: Sequence[Node]) -> None:
-    """Local. TypeError if nodes are known to have elements of different structure or dtype."""
+    """Raise TypeError if nodes are known to have elements of different structure or dtype."""
     known: list[Spec] = []
     for node in nodes:
         with suppress(ValueError):  # a pass will tell
@@ -131,21 +125,17 @@ class SeveralIterator(ElementIterator):
         self._passes = passes
 
     def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`; by default those of the passes."""
         return [each.get_state() for each in self._passes]
 
     def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
         for each, its in zip(self._passes, state, strict=True):
             each.set_state(its)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         for each in self._passes:
             each.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return all(each.goes_on(error) for each in self._passes)
 
 
@@ -203,7 +193,6 @@ class Zip(SeveralNode):
     structure: Any
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         counts = [parent.cardinality() for parent in self.parents]
         finite = [count for count in counts if count != INFINITE_CARDINALITY]
         if 0 in finite:
@@ -213,12 +202,10 @@ class Zip(SeveralNode):
         return min(finite, default=INFINITE_CARDINALITY)
 
     def indexed_length(self) -> int | None:
-        """Return the smallest of the lengths; see :class:`Node`."""
         lengths = self.lengths()
         return None if lengths is None else min(lengths)
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         length = self.indexed_length()
         if length is None:
             raise self.cannot_be_split(
@@ -228,7 +215,6 @@ class Zip(SeveralNode):
         return length
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         specs = [parent.element_spec() for parent in self.parents]
         return tree.unflatten(self.structure, specs)
 
@@ -272,11 +258,9 @@ class ZipIterator(SeveralIterator):
         return tree.unflatten(self._structure, elements)
 
     def get_state(self) -> tuple[bool, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._over, super().get_state()
 
     def set_state(self, state: tuple[bool, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._over, below = state
         super().set_state(below)
 
@@ -325,19 +309,16 @@ class Concatenate(SeveralNode):
     parents: tuple[Node, ...]
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         counts = [parent.cardinality() for parent in self.parents]
         if INFINITE_CARDINALITY in counts:
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
 
     def indexed_length(self) -> int | None:
-        """Return the sum of the lengths; see :class:`Node`."""
         lengths = self.lengths()
         return None if lengths is None else min(sum(lengths), ENDLESS)
 
     def source_length(self) -> int:
-        """Return the number of elements, or of source indices of all nodes; see :class:`Node`."""
         length = self.indexed_length()
         if length is not None:
             return length
@@ -346,7 +327,6 @@ class Concatenate(SeveralNode):
         return sum(parent.source_length() for parent in self.parents)
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return merged_spec(self.parents)
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -383,11 +363,9 @@ class ConcatenateIterator(ElementIterator):
                 self.close()
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._begun, None if self._pass is None else (self._pass.get_state(),)
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._begun, within = state
         if within is not None:
             self._begun -= 1
@@ -396,13 +374,11 @@ class ConcatenateIterator(ElementIterator):
             self._pass.set_state(within[0])
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return self._pass is not None and self._pass.goes_on(error)
 
     def _begin(self) -> None:

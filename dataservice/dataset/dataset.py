@@ -23,7 +23,7 @@ from dataservice.dataset.execution import AHEAD, AUTOTUNE, CYCLE_LENGTH, Paralle
 from dataservice.dataset.fingerprint import fingerprint
 from dataservice.dataset.flattening import GroupByWindow, Interleave
 from dataservice.dataset.gpu import PrefetchToDevice, device_number
-from dataservice.dataset.indexed import Enumerate, Map, Promised, Repeat, Shard, Skip, Take
+from dataservice.dataset.indexed import CheckedSpec, Enumerate, Map, Repeat, Shard, Skip, Take
 from dataservice.dataset.mixing import Choose, Sample
 from dataservice.dataset.options import Options, with_options_applied
 from dataservice.dataset.readers import Files, Generator, Indexed, matching_files
@@ -206,7 +206,7 @@ class Dataset:
         node = Generator(generator, tuple(args))
         if output_signature is None:
             return Dataset(node)
-        return Dataset(Promised(node, spec_from(output_signature), converts=True))
+        return Dataset(CheckedSpec(node, spec_from(output_signature), converts=True))
 
     @staticmethod
     def from_source(source: Any) -> Dataset:
@@ -321,7 +321,7 @@ class Dataset:
         nodes: list[Node] = [found] if reader_func is None else [*found.shards()]
         if element_spec is not None:
             spec = spec_from(element_spec)
-            nodes = [Promised(node, spec) for node in nodes]
+            nodes = [CheckedSpec(node, spec) for node in nodes]
         if reader_func is None:
             return Dataset(nodes[0])
         shards = Dataset(Indexed([Dataset(node) for node in nodes]))
@@ -1435,7 +1435,7 @@ def _with_dtype(method: str, argument: str, node: Node, dtype: DTypeLike) -> Nod
         raise TypeError(f"{method} needs a dtype of numbers as {argument}, not {dtype!r}")
     if wanted == np.int64:
         return node
-    return Promised(node, ArraySpec((), wanted), converts=True)
+    return CheckedSpec(node, ArraySpec((), wanted), converts=True)
 
 
 def _checked(datasets: Any) -> list[Dataset]:

@@ -57,7 +57,7 @@ CYCLE_LENGTH = 16
 
 
 def usable_cores() -> int:
-    """Local. How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

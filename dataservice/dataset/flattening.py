@@ -21,7 +21,7 @@ from dataservice.dataset.base import (
 from dataservice.dataset.execution import Prefetch
 from dataservice.dataset.sources import InMemory
 from dataservice.dataset.spec import Spec, spec_of
-from dataservice.dataset.user_functions import call, name_of, number
+from dataservice.dataset.user_functions import call, call_int, name_of
 from mpidist.errors import InvalidArgumentError
 
 
@@ -103,7 +103,7 @@ class InterleaveIterator(UnaryIterator):
     def __init__(self, node: Interleave, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
         self._node = node
-        # What is dealt out between workers is the pass below.
+        # Workers share the pass below.
         self._context = context.alone()
         self._cycle: list[_OpenDataset | None] = [None] * node.cycle_length
         self._place = 0  # in the cycle
@@ -182,14 +182,14 @@ class InterleaveIterator(UnaryIterator):
 
 @dataclass(frozen=True)
 class GroupByWindow(UnaryNode):
-    """Collects elements by their keys, and gives those of the dataset that a full group becomes.
+    """Groups elements by their keys, and yields the elements of a dataset made of each full group.
 
     Attributes:
         parent: The node below.
-        key: Says which group an element belongs to.
+        key: Returns the key of the group of an element.
         reduce: Makes a node of a key and a dataset of the elements of its group.
-        window_size: How many elements fill a group, or what says so of a key.
-        make: Makes what users hold of a node.
+        window_size: The number of elements that fill a group, or a function of the key.
+        make: Makes a Dataset of a node.
     """
 
     parent: Node
@@ -205,35 +205,32 @@ class GroupByWindow(UnaryNode):
             )
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return spec_of(self.first())
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; only what functions make says what elements are."""
+        # Functions make the elements.
         return False
 
     def sample(self) -> Node:
-        """Return a node that computes its first element alone; see :class:`Node`."""
         return dataclasses.replace(self, parent=self.parent.sample(), reduce=Samples(self.reduce))
 
     def _iterate(self, context: Context) -> ElementIterator:
         return GroupByWindowIterator(self, context)
 
     def key_of(self, element: Any) -> int:
-        """Local. Which group an element belongs to."""
-        return number(self.key, element, "group_by_window")
+        """Return the key of the group that an element belongs to."""
+        return call_int(self.key, element, "group_by_window")
 
     def size_of(self, key: int) -> int:
-        """Local. How many elements fill the group of a key."""
+        """Return the number of elements that fill the group of a key."""
         if isinstance(self.window_size, int):
             return self.window_size
-        size = number(self.window_size, np.int64(key), "group_by_window")
+        size = call_int(self.window_size, np.int64(key), "group_by_window")
         if size < 1:
             raise InvalidArgumentError(
                 f"group_by_window needs windows of at least 1 element, not {size} for key {key}"
@@ -243,7 +240,7 @@ class GroupByWindow(UnaryNode):
 
 @dataclass
 class _OpenGroup:
-    """Attributes: a full group, its number, and the pass over what it became."""
+    """Attributes: a full group, its number, and the pass over the dataset made of it."""
 
     key: int
     elements: list[Any]
@@ -252,15 +249,15 @@ class _OpenGroup:
 
 
 class GroupByWindowIterator(UnaryIterator):
-    """One pass; holds the groups that are not full, and the one whose elements it gives.
+    """One pass; holds the groups that are not full, and the full group that it yields now.
 
-    The order is that of TensorFlow's: groups that are left at the end come in the order of keys.
+    The order is TensorFlow's. Groups that are not full at the end come in the order of keys.
     """
 
     def __init__(self, node: GroupByWindow, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
         self._node = node
-        # What is dealt out between workers is the pass below.
+        # Workers share the pass below.
         self._context = context.alone()
         self._groups: dict[int, list[Any]] = {}
         self._sizes: dict[int, int] = {}
@@ -280,7 +277,6 @@ class GroupByWindowIterator(UnaryIterator):
                 self._current = None
 
     def get_state(self) -> tuple[Any, ...]:
-        """Local. See :class:`ElementIterator`; what is in the groups is a part of it."""
         groups = {key: list(elements) for key, elements in self._groups.items()}
         current = self._current and (
             self._current.key,
@@ -292,7 +288,6 @@ class GroupByWindowIterator(UnaryIterator):
         return groups, dict(self._sizes), self._number, current, self._ended, below
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """Local. See :class:`ElementIterator`."""
         groups, sizes, self._number, current, self._ended, below = state
         self._groups = {key: list(elements) for key, elements in groups.items()}
         self._sizes = dict(sizes)
@@ -303,19 +298,17 @@ class GroupByWindowIterator(UnaryIterator):
             self._current.made.set_state(within)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         super().close()
         if self._current is not None:
             self._current.made.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return super().goes_on(error) and (
             self._current is None or self._current.made.goes_on(error)
         )
 
     def _next_key(self) -> int:
-        """That of the next group to give; StopIteration if there is none."""
+        """Return the key of the next group. Raise StopIteration if there is none."""
         while not self._ended:
             try:
                 element = next(self._parent)

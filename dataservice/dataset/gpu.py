@@ -32,7 +32,7 @@ class PrefetchToDevice(UnaryNode):
     Attributes:
         parent: The node below.
         device: The number of the GPU.
-        buffer_size: How many elements to hold there.
+        buffer_size: The number of elements to hold there.
     """
 
     parent: Node
@@ -68,39 +68,35 @@ class PrefetchToDevice(UnaryNode):
         return _DeviceIterator(self, context)
 
 
-class _DeviceIterator(ElementIterator):
+class _DeviceIterator(UnaryIterator):
     """One pass. A thread copies elements, and the stream that takes one waits for its copy."""
 
     def __init__(self, node: PrefetchToDevice, context: Context) -> None:
         self._delivery = Prefetcher(node.device)
-        self._ahead = PrefetchIterator(
+        # The pool belongs to this pass, because the device that its thread makes current stays so.
+        pool = Pool("dataservice-prefetch")
+        ahead = PrefetchIterator(
             lambda below: _SendingIterator(node.parent.iterate(below), self._delivery),
             context,
             node.buffer_size,
-            # Of this pass alone, because the device that its thread makes current stays so.
-            Pool("dataservice-prefetch"),
-            1,
+            pool,
+            threads=1,
         )
+        super().__init__(ahead)
 
     def __next__(self) -> Any:
-        sent: _Sent = next(self._ahead)
+        sent: _Sent = next(self._parent)
         return sent.hand_over()
 
     def get_state(self) -> Any:
         # Elements on their way are in the state as they are on the host.
-        elements, *rest = self._ahead.get_state()
+        elements, *rest = super().get_state()
         return [one.host if isinstance(one, _Sent) else one for one in elements], *rest
 
     def set_state(self, state: Any) -> None:
         elements, *rest = state
         sent = [one if isinstance(one, Failure) else _Sent(one, self._delivery) for one in elements]
-        self._ahead.set_state((sent, *rest))
-
-    def close(self) -> None:
-        self._ahead.close()
-
-    def goes_on(self, error: Exception) -> bool:
-        return self._ahead.goes_on(error)
+        super().set_state((sent, *rest))
 
 
 class _SendingIterator(UnaryIterator):
@@ -115,11 +111,11 @@ class _SendingIterator(UnaryIterator):
 
 
 class _Sent:
-    """An element on its way.
+    """An element that is being copied to a GPU.
 
     Args:
         host: The element.
-        delivery: Brings the numbers to the device. The other leaves stay as they are.
+        delivery: Copies the numbers to the device. The other leaves stay as they are.
     """
 
     def __init__(self, host: Any, delivery: Prefetcher) -> None:

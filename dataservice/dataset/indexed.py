@@ -36,16 +36,14 @@ class Map(UnaryNode):
     function: Callable[..., Any]
 
     def indexed_length(self) -> int | None:
-        """Return the length of the node below; see :class:`Node`."""
         return self.parent.indexed_length()
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return spec_of(self.first())
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; a function makes elements."""
+        # A function makes the elements.
         return False
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -67,16 +65,16 @@ class MapIterator(UnaryIterator):
 
 
 def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]) -> Any:
-    """Local. What ``map`` makes of an element.
+    """Return the result of a function given to ``map``.
 
     Args:
-        function: What is called.
+        function: The function to call.
         element: The element.
         given: The user's function, for messages.
 
     Raises:
-        InvalidArgumentError: It gave None, as functions without a ``return`` do.
-        Exception: What it raises.
+        InvalidArgumentError: It returned None, as functions without a ``return`` do.
+        Exception: The error of the function.
     """
     result = tree.to_numpy(call(function, element, "map"))
     if result is None:
@@ -87,13 +85,13 @@ def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Promised(UnaryNode):
-    """Elements that must be what is said.
+class CheckedSpec(UnaryNode):
+    """Elements that are checked against a spec.
 
     Attributes:
         parent: The node below.
-        spec: What its elements are said to be like.
-        converts: Whether numbers get the dtype that is said, where they stay what they are.
+        spec: The spec that its elements must have.
+        converts: Whether numbers get the dtype of the spec, if that keeps their values.
     """
 
     parent: Node
@@ -101,29 +99,26 @@ class Promised(UnaryNode):
     converts: bool = False
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return self.spec
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`."""
         return True
 
     def indexed_length(self) -> int | None:
-        """Return the length of the node below; see :class:`Node`."""
         return self.parent.indexed_length()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
-        return PromisedIterator(self, self.parent.read(places, context))
+        return CheckedSpecIterator(self, self.parent.read(places, context))
 
     def _iterate(self, context: Context) -> ElementIterator:
-        return PromisedIterator(self, self.parent.iterate(context))
+        return CheckedSpecIterator(self, self.parent.iterate(context))
 
 
-class PromisedIterator(UnaryIterator):
-    """One pass; InvalidArgumentError at an element that is another."""
+class CheckedSpecIterator(UnaryIterator):
+    """One pass. An element with another spec raises InvalidArgumentError."""
 
-    def __init__(self, node: Promised, parent: ElementIterator) -> None:
+    def __init__(self, node: CheckedSpec, parent: ElementIterator) -> None:
         super().__init__(parent)
         self._node = node
 
@@ -140,7 +135,7 @@ class PromisedIterator(UnaryIterator):
 
 
 def _converted(element: Any, spec: Spec) -> Any:
-    """The element with dtypes that are said, as far as it has the structure."""
+    """Return an element with the dtypes of a spec, if it has the structure of the spec."""
     if tree.structure(element) != tree.structure(spec):
         return element
     pairs = zip(tree.flatten(element), tree.flatten(spec, element), strict=True)
@@ -163,7 +158,7 @@ def _with_dtype(leaf: Any, said: Any) -> Any:
 
 @dataclass(frozen=True)
 class Take(UnaryNode):
-    """Attributes: the node below, and how many elements; -1 takes all."""
+    """Attributes: the node below, and the number of elements; -1 takes all."""
 
     parent: Node
     count: int
@@ -173,12 +168,10 @@ class Take(UnaryNode):
             raise ValueError(f"take needs a count of at least 0, or -1 for all, not {self.count}")
 
     def indexed_length(self) -> int | None:
-        """Return the number of elements, at most the count; see :class:`Node`."""
         below = self.parent.indexed_length()
         return below if below is None or self.count == -1 else min(below, self.count)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         below = self.parent.cardinality()
         if self.count == -1 or self.count == 0:
             return below if self.count else 0
@@ -187,7 +180,6 @@ class Take(UnaryNode):
         return below if below < 0 else min(below, self.count)
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         return self.parent.source_length() if self.count == -1 else self.indexed_only()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -213,18 +205,16 @@ class TakeIterator(UnaryIterator):
         return element
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._left, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._left, below = state
         super().set_state(below)
 
 
 @dataclass(frozen=True)
 class Skip(UnaryNode):
-    """Attributes: the node below, and how many elements to leave out; -1 leaves out all."""
+    """Attributes: the node below, and the number of elements to drop; -1 drops all."""
 
     parent: Node
     count: int
@@ -234,21 +224,18 @@ class Skip(UnaryNode):
             raise ValueError(f"skip needs a count of at least 0, or -1 for all, not {self.count}")
 
     def indexed_length(self) -> int | None:
-        """Return the number of elements behind the count; see :class:`Node`."""
         below = self.parent.indexed_length()
         if below is None or self.count == -1:
             return None if below is None else 0
         return max(below - self.count, 0)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         if self.count == -1:
             return 0
         below = self.parent.cardinality()
         return below if below < 0 else max(below - self.count, 0)
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         return self.indexed_only()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -275,11 +262,9 @@ class SkipIterator(UnaryIterator):
         return next(self._parent)
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._left, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._left, below = state
         super().set_state(below)
 
@@ -290,7 +275,7 @@ SHARD_HINT = -1
 
 @dataclass(frozen=True)
 class Shard(UnaryNode):
-    """Attributes: the node below, the number of shards, and which of them this is."""
+    """Attributes: the node below, the number of shards, and the index of this shard."""
 
     parent: Node
     num_shards: int
@@ -311,23 +296,20 @@ class Shard(UnaryNode):
 
     @property
     def hint(self) -> bool:
-        """Local. Whether the workers of a data service are still to be filled in."""
+        """Whether ShardingPolicy.HINT has still to fill in the arguments."""
         return self.num_shards == self.index == SHARD_HINT
 
     def indexed_length(self) -> int | None:
-        """Return the number of elements of the shard; see :class:`Node`."""
         below = self.parent.indexed_length()
         return None if below is None or self.hint else len(self._indices(below))
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         if self.hint and count > 0:
             return UNKNOWN_CARDINALITY
         return count if count < 0 else len(self._indices(count))
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         self._check_filled_in()
         return self.indexed_only()
 
@@ -368,24 +350,21 @@ class ShardIterator(UnaryIterator):
         return element
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._skip, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._skip, below = state
         super().set_state(below)
 
 
 @dataclass(frozen=True)
 class Repeat(UnaryNode):
-    """Attributes: the node below, and how often; None repeats for ever."""
+    """Attributes: the node below, and the number of passes; None repeats for ever."""
 
     parent: Node
     count: int | None
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         once = self.parent.cardinality()
         if self.count == 0 or once == 0:
             return 0
@@ -394,7 +373,6 @@ class Repeat(UnaryNode):
         return once if once < 0 else once * self.count
 
     def indexed_length(self) -> int | None:
-        """Return the length of all passes together; see :class:`Node`."""
         once = self.parent.indexed_length()
         if once is None or once == 0:
             return once
@@ -424,8 +402,8 @@ class RepeatIterator(ElementIterator):
 
     Args:
         parent: The node below.
-        context: Of the whole.
-        count: How many; None: no end of them.
+        context: The context of all passes together.
+        count: The number of passes; None repeats for ever.
         needs_some: Whether a pass without elements is the last, as in tf.data.
     """
 
@@ -476,25 +454,21 @@ class RepeatIterator(ElementIterator):
         return self._parent.iterate(self._context.enter(self._started - 1, self._count))
 
     def get_state(self) -> tuple[int, bool, int, Any]:
-        """Local. See :class:`ElementIterator`."""
         within = None if self._pass is None else (self._pass.get_state(),)
         return self._started, self._some, self._first, within
 
     def set_state(self, state: tuple[int, bool, int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._started, self._some, self._first, within = state
         if within is not None:
             self._pass = self._begin()
             self._pass.set_state(within[0])
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return self._pass is not None and self._pass.goes_on(error)
 
 
@@ -506,15 +480,12 @@ class Enumerate(UnaryNode):
     start: int
 
     def indexed_length(self) -> int | None:
-        """Return the length of the node below; see :class:`Node`."""
         return self.parent.indexed_length()
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         return self.indexed_only()
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return ArraySpec((), np.int64), self.parent.element_spec()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -564,10 +535,8 @@ class EnumerateIterator(UnaryIterator):
         return np.int64(self._number - 1), next(self._parent)
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._number, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._number, below = state
         super().set_state(below)

@@ -6,8 +6,9 @@ import dataclasses
 import secrets
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import index
 from typing import Any
 from zlib import crc32
@@ -32,40 +33,43 @@ from mpidist.errors import InvalidArgumentError
 Numbers = NDArray[np.intp]
 
 Drawn = tuple[Any, tuple[int, ...], tuple[bool, ...]]
-"""What is known after some draws: the state of the generator of random numbers, how many elements
-of each sequence there have been, and which of them are known to have no more."""
+"""The state after some draws: the state of the random generator, the number of elements taken from
+each sequence, and whether each sequence is known to have ended."""
 
 BLOCK = 1 << 14
-"""How many elements are drawn at once."""
+"""The number of elements drawn at once."""
 
 _KEPT = 8
 _FEW = 64
 
 
 def bounds(weights: Sequence[float], ended: Sequence[bool] | NDArray[np.bool_]) -> NDArray[Any]:
-    """Local. The sequence of a random number below the last of them is the first with more.
+    """Return cumulative weights of the sequences that have not ended.
+
+    A draw u < bounds[-1] selects the first sequence whose bound exceeds u.
 
     Args:
-        weights: How likely each sequence is.
-        ended: Which of them have no more; the last bound is 0 if none has.
+        weights: The weight of each sequence.
+        ended: Whether each sequence has ended. If all have, the last bound is 0.
     """
     return np.cumsum(np.where(ended, 0.0, weights))
 
 
 class Draws:
-    """The draws of a pass over a mixture of sequences that are as long as is said.
+    """The draws of a pass over a mixture of sequences of known lengths, from any position on.
 
-    One random number an element, and one more where a sequence is found at its end: the same as
-    drawn one by one while the sequences are read. Threads may share it.
+    Each element takes one random number, and one more each time when a sequence is found at its
+    end. So the draws equal those made one by one while the sequences are read. Threads may share
+    the object.
 
     Args:
-        lengths: Of the sequences.
-        weights: How likely each is.
-        entropy: What the draws depend on.
-        block: How many are drawn at once.
+        lengths: The lengths of the sequences.
+        weights: The weight of each sequence.
+        entropy: The seed of the draws.
+        block: The number of elements drawn at once.
 
     Attributes:
-        size: The same.
+        size: The number of elements in a block.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Draws:
         self._lock = threading.Lock()
 
     def block(self, number: int) -> tuple[Numbers, Numbers]:
-        """Local. The elements of a block: the sequence of each, and its place there."""
+        """Return the sequence of each element of a block, and its index in that sequence."""
         with self._lock:
             block = self._blocks.get(number)
             if block is None:
@@ -109,7 +113,7 @@ class Draws:
         return drawn
 
     def _draw(self, drawn: Drawn) -> tuple[Numbers, Drawn]:
-        """A block by what is known before it: the sequences of its elements, and what is then."""
+        """Return the sequences of the elements of a block, and the state after it."""
         state, *known = drawn
         random, (counts, ended) = self._random, map(np.array, known)
         random.bit_generator.state = state
@@ -137,14 +141,14 @@ class Draws:
 
 
 def _until_end(found: Numbers, counts: Numbers, lengths: Numbers) -> int:
-    """How many draws there are before the first of a sequence that has no more."""
+    """Return the number of draws before the first one of a sequence that has ended."""
     if np.all(counts + np.bincount(found, minlength=len(counts)) <= lengths):
         return len(found)
     return int(np.argmax(_places(found, counts) >= lengths[found]))
 
 
 def _places(sequences: Numbers, counts: Numbers) -> Numbers:
-    """The place of each element in its sequence, of which there have been some before."""
+    """Return the index of each element in its sequence, after the elements taken before."""
     order = np.argsort(sequences, kind="stable")
     own = np.bincount(sequences, minlength=len(counts))
     places = np.empty(len(sequences), np.intp)
@@ -154,7 +158,7 @@ def _places(sequences: Numbers, counts: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class _Mix(SeveralNode):
-    """Attributes: the nodes, and whether the first that ends is the end of all."""
+    """Attributes: the nodes, and whether the first end of a node ends the mixture."""
 
     parents: tuple[Node, ...]
     stop_on_empty: bool
@@ -164,18 +168,16 @@ class _Mix(SeveralNode):
             raise ValueError("give at least one dataset to take elements from")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         counts = [parent.cardinality() for parent in self._taken()]
         if all(count == INFINITE_CARDINALITY for count in counts):
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if any(counts) else 0
 
     def _taken(self) -> Sequence[Node]:
-        """The nodes that are taken from."""
+        """Return the nodes that the mixture may take elements from."""
         return self.parents
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return merged_spec(self._taken())
 
 
@@ -183,7 +185,7 @@ class _Mix(SeveralNode):
 class Sample(_Mix):
     """Draws the next element's node at random.
 
-    Where the nodes are indexed, so is their mixture: element i is the same whoever evaluates it.
+    A mixture of indexed nodes is indexed, too: element i does not depend on the process.
 
     Attributes:
         weights: How likely each is, compared with the others.
@@ -204,11 +206,11 @@ class Sample(_Mix):
         stop_on_empty: bool,
         rerandomize: bool = True,
     ) -> Sample:
-        """Local. Check the arguments.
+        """Check the arguments, and describe the mixture.
 
         Raises:
-            TypeError: Weights are no numbers.
-            ValueError: There is no node, or weights are not one a node, negative, or all zero.
+            TypeError: A weight is not a number.
+            ValueError: There are no nodes, or the weights are not one per node, negative or all 0.
         """
         given = (
             [1.0] * len(parents)
@@ -227,7 +229,6 @@ class Sample(_Mix):
         return cls(parents, stop_on_empty, tuple(given), seed, rerandomize)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         counts = [parent.cardinality() for parent in self._taken()]
         if self.stop_on_empty:
             return super().cardinality()
@@ -239,7 +240,6 @@ class Sample(_Mix):
         return [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
 
     def indexed_length(self) -> int | None:
-        """Return the sum of the lengths; see :class:`Node`."""
         lengths = self.lengths()
         if lengths is None or self.stop_on_empty:
             return None
@@ -247,7 +247,6 @@ class Sample(_Mix):
         return min(sum(length for length, weight in pairs if weight), ENDLESS)
 
     def source_length(self) -> int:
-        """Return the number of elements; see :class:`Node`."""
         length = self.indexed_length()
         if length is None:
             raise self.cannot_be_split(
@@ -259,21 +258,31 @@ class Sample(_Mix):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Local. See :class:`Node`."""
         return not self.rerandomize and super().same_every_epoch
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         lengths = self.lengths()
         assert lengths is not None
         seed = context.own_seed if context.share is None else context.seed
-        draws = _EpochDraws(lambda epoch: Draws(lengths, self.weights, self._entropy(seed, epoch)))
-        return RoutedReader(self.parents, map(draws.place, places), context)
+        # Places of two epochs may alternate where one ends and the next begins.
+        draws_of = lru_cache(maxsize=2)(
+            lambda epoch: Draws(lengths, self.weights, self._entropy(seed, epoch))
+        )
+
+        def route(place: Place) -> tuple[int, Place]:
+            epoch, index = place
+            draws = draws_of(epoch)
+            number, within = divmod(index, draws.size)
+            nodes, places = draws.block(number)
+            return int(nodes[within]), (epoch, int(places[within]))
+
+        return RoutedReader(self.parents, map(route, places), context)
 
     def _iterate(self, context: Context) -> ElementIterator:
         return SampleIterator(self, context, self._entropy(context.own_seed, context.epoch))
 
     def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
-        """Return what the draws of an epoch depend on."""
+        """Return the seed of the draws of an epoch."""
         if not self.rerandomize:
             assert self.seed is not None
             return (self.seed,)
@@ -283,32 +292,8 @@ class Sample(_Mix):
         return (*seed, crc32(self.summary().encode()), epoch)
 
     def further(self) -> list[str]:
-        """Local. See :class:`SeveralNode`."""
         shown = [f"weights={self.weights}", f"seed={self.seed}"]
         return shown if self.rerandomize else [*shown, "rerandomize=False"]
-
-
-class _EpochDraws:
-    """The draws of the epochs; the last ones are kept.
-
-    Args:
-        draws: Gives the draws of an epoch.
-    """
-
-    def __init__(self, draws: Callable[[int], Draws]) -> None:
-        self._draws = draws
-        self._known: dict[int, Draws] = {}
-
-    def place(self, place: Place) -> tuple[int, Place]:
-        """Return which node an element is of, and its place there."""
-        epoch, index = place
-        draws = self._known.get(epoch)
-        if draws is None:
-            draws = self._draws(epoch)
-            self._known = {epoch: draws, **dict(list(self._known.items())[:1])}
-        number, within = divmod(index, draws.size)
-        nodes, places = draws.block(number)
-        return int(nodes[within]), (epoch, int(places[within]))
 
 
 class _MixIterator(SeveralIterator):
@@ -320,7 +305,7 @@ class _MixIterator(SeveralIterator):
         self._ended = [False] * len(node.parents)
 
     def _take(self, number: int) -> tuple[bool, Any]:
-        """The next element of a pass, if it has one; StopIteration if that ends all."""
+        """Return whether a pass has an element, and that element."""
         if not self._ended[number]:
             try:
                 return True, next(self._passes[number])
@@ -332,11 +317,9 @@ class _MixIterator(SeveralIterator):
         return False, None
 
     def get_state(self) -> tuple[list[bool], Any]:
-        """Local. See :class:`ElementIterator`."""
         return list(self._ended), super().get_state()
 
     def set_state(self, state: tuple[list[bool], Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         ended, below = state
         self._ended = list(ended)
         super().set_state(below)
@@ -364,11 +347,9 @@ class SampleIterator(_MixIterator):
             self._bounds = None
 
     def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`."""
         return self._random.bit_generator.state, super().get_state()
 
     def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._random.bit_generator.state, below = state
         self._bounds = None
         super().set_state(below)
@@ -376,7 +357,7 @@ class SampleIterator(_MixIterator):
 
 @dataclass(frozen=True)
 class Choose(_Mix):
-    """Takes the next element's node from a sequence of numbers.
+    """Takes each element from the node whose number a sequence yields.
 
     Attributes:
         choice: The node of the numbers.
@@ -385,26 +366,23 @@ class Choose(_Mix):
     choice: Node
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`; where no node ends, as many as there are choices."""
+        # If no node ends, there are as many elements as choices.
         count, choices = super().cardinality(), self.choice.cardinality()
         if 0 in (count, choices):
             return 0
         return choices if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
     def sample(self) -> Node:
-        """Return a node that computes its first element alone; see :class:`Node`."""
         parents = tuple(parent.sample() for parent in self.parents)
         return dataclasses.replace(self, parents=parents, choice=self.choice.sample())
 
     def source_length(self) -> int:
-        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("where a choice falls depends on all choices before it")
 
     def _iterate(self, context: Context) -> ElementIterator:
         return ChooseIterator(self, context)
 
     def further(self) -> list[str]:
-        """Local. See :class:`SeveralNode`."""
         return [f"choice={self.choice.summary()}"]
 
 
@@ -434,20 +412,16 @@ class ChooseIterator(_MixIterator):
         raise StopIteration
 
     def get_state(self) -> Any:
-        """Local. See :class:`ElementIterator`."""
         return self._choice.get_state(), super().get_state()
 
     def set_state(self, state: Any) -> None:
-        """Local. See :class:`ElementIterator`."""
         choice, below = state
         self._choice.set_state(choice)
         super().set_state(below)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         super().close()
         self._choice.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return super().goes_on(error) and self._choice.goes_on(error)

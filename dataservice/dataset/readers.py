@@ -51,7 +51,7 @@ class Files(Node):
 
     Attributes:
         paths: The files.
-        format: What is in them.
+        format: The format of all files.
     """
 
     paths: tuple[str, ...]
@@ -59,12 +59,12 @@ class Files(Node):
 
     @classmethod
     def of(cls, patterns: str | os.PathLike[str] | Sequence[Any], form: str | None) -> Files:
-        """Local. Find the files.
+        """Find the files.
 
         Raises:
-            NotFoundError: There is none of a name or pattern.
-            TypeError: Something is no path.
-            ValueError: The format is unknown, or cannot be told by their names.
+            NotFoundError: No file has a name or pattern.
+            TypeError: A name is not a path.
+            ValueError: The format is unknown, or the names do not tell it.
         """
         paths = matching_files("from_files", "files", patterns)
         found = {_BY_SUFFIX.get(os.path.splitext(path)[1].lower(), "") for path in paths}
@@ -77,7 +77,6 @@ class Files(Node):
         return cls(tuple(paths), form)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return UNKNOWN_CARDINALITY
 
     def source_length(self) -> int:
@@ -88,7 +87,6 @@ class Files(Node):
         return FilesIterator(self, IndexReader(len(self.paths), context.share))
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         return f"from_files({len(self.paths)} of {self.format}, {self.paths[0]!r}, ...)"
 
 
@@ -155,12 +153,10 @@ class FilesIterator(ElementIterator):
                 ) from error
 
     def get_state(self) -> tuple[Any, int, int | None]:
-        """Local. See :class:`ElementIterator`: the file, and the place in it."""
         place = None if self._reader is None else self._reader.place
         return self._numbers.get_state(), self._number, place
 
     def set_state(self, state: tuple[Any, int, int | None]) -> None:
-        """Local. See :class:`ElementIterator`."""
         numbers, number, place = state
         self._numbers.set_state(numbers)
         if place is not None:
@@ -169,13 +165,11 @@ class FilesIterator(ElementIterator):
             self._reader.place = place
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return True
 
     def _open(self, number: int) -> None:
@@ -193,13 +187,13 @@ class FileReader(Protocol):
     """The elements of a file."""
 
     place: int
-    """Where the next one is; may be set."""
+    """The position of the next element; may be set."""
 
     def read(self) -> Any:
-        """Local. The next one; StopIteration at the end."""
+        """Return the next element. Raise StopIteration at the end."""
 
     def close(self) -> None:
-        """Local. Read no more."""
+        """Close the file."""
 
 
 class Lines:
@@ -217,7 +211,7 @@ class Lines:
 
     @property
     def place(self) -> int:
-        """Local. In bytes."""
+        """The position of the next line in bytes."""
         return self._file.tell()
 
     @place.setter
@@ -225,7 +219,7 @@ class Lines:
         self._file.seek(place)
 
     def read(self) -> Any:
-        """Local. The element of the next line."""
+        """Return the element of the next line."""
         start = self._file.tell()
         line = self._file.readline()
         if not line:
@@ -238,7 +232,6 @@ class Lines:
             ) from error
 
     def close(self) -> None:
-        """Local. See :class:`FileReader`."""
         self._file.close()
 
 
@@ -263,14 +256,13 @@ class Rows:
         self.place = 0
 
     def read(self) -> Any:
-        """Local. The next row."""
+        """Return the next row."""
         if self.place >= self._rows:
             raise StopIteration
         self.place += 1
         return tree.map_leaves(lambda array: np.array(array[self.place - 1])[()], self._arrays)
 
     def close(self) -> None:
-        """Local. See :class:`FileReader`."""
         self._arrays = None
 
 
@@ -292,7 +284,7 @@ _READERS: dict[str, Callable[[str], FileReader]] = {
 
 
 class RandomAccess(Protocol):
-    """What has a length, and elements by their index: a list, torch's and Grain's map datasets."""
+    """A sequence with random access: a list, or a map dataset of torch or Grain."""
 
     def __len__(self) -> int: ...
 
@@ -301,32 +293,28 @@ class RandomAccess(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Indexed(IndexedSource):
-    """Attributes: something of random access, whose element i is ``source[i]``."""
+    """Attributes: a sequence with random access, whose element i is ``source[i]``."""
 
     source: RandomAccess
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return len(self.source)
 
     def element(self, index: int) -> Any:
-        """Local. See :class:`IndexedSource`."""
         return as_arrays(self.source[index])
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         return f"from_source({type(self.source).__qualname__} of {len(self.source)})"
 
 
 @dataclass(frozen=True, eq=False)
 class Generator(Node):
-    """Attributes: makes an iterable for each pass, and its arguments."""
+    """Attributes: the function that makes an iterable for each pass, and its arguments."""
 
     factory: Callable[..., Iterable[Any]]
     arguments: tuple[Any, ...] = ()
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return UNKNOWN_CARDINALITY
 
     def source_length(self) -> int:
@@ -339,7 +327,6 @@ class Generator(Node):
         return GeneratorIterator(iter(self.factory(*self.arguments)), name_of(self.factory))
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         shown = [name_of(self.factory), *map(repr, self.arguments)]
         return f"from_generator({', '.join(shown)})"
 
@@ -347,13 +334,13 @@ class Generator(Node):
 class GeneratorIterator(ElementIterator):
     """One pass.
 
-    An iterator that has ``get_state`` and ``set_state`` itself, as Grain's have, or ``state_dict``
-    and ``load_state_dict``, as torchdata's, is asked for its state; any other is read again up to
-    where it was.
+    The state is that of the iterator if it has ``get_state`` and ``set_state``, as Grain's have, or
+    ``state_dict`` and ``load_state_dict``, as torchdata's. Any other iterator is read again up to
+    its position.
 
     Args:
         elements: The iterator.
-        name: Of what made it, for messages.
+        name: The name of the factory, for messages.
     """
 
     def __init__(self, elements: Iterator[Any], name: str) -> None:
@@ -361,7 +348,7 @@ class GeneratorIterator(ElementIterator):
         self._name = name
         self._given = 0
         self._error: Exception | None = None
-        self._raised = 0  # id of what was raised last, whose frames would be in a circle with this
+        self._raised = 0  # id of the last error; a reference to the error would make a circle
 
     def __next__(self) -> Any:
         element = self._take()
@@ -370,14 +357,12 @@ class GeneratorIterator(ElementIterator):
         return as_arrays(element)
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         for name in ("get_state", "state_dict"):
             if hasattr(self._elements, name):
                 return self._given, (getattr(self._elements, name)(),)
         return self._given, None
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         given, own = state
         if own is not None:
             name = "set_state" if hasattr(self._elements, "set_state") else "load_state_dict"
@@ -389,13 +374,12 @@ class GeneratorIterator(ElementIterator):
         self._given = given
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`; not if it is the iterator that raised it."""
+        # An iterator that has raised the error itself raises it again.
         return self._raised != id(error)
 
     def _take(self) -> Any:
@@ -431,12 +415,10 @@ class _SharedIterator(ElementIterator):
         return next(self._elements)
 
     def get_state(self) -> tuple[Any, Any]:
-        """Local. See :class:`ElementIterator`."""
         within = None if self._elements is None else (self._elements.get_state(),)
         return self._indices.get_state(), within
 
     def set_state(self, state: tuple[Any, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         indices, within = state
         self._indices.set_state(indices)
         if within is not None:
@@ -444,17 +426,15 @@ class _SharedIterator(ElementIterator):
             self._elements.set_state(within[0])
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
         if self._elements is not None:
             self._elements.close()
 
     def goes_on(self, error: Exception) -> bool:
-        """Local. See :class:`ElementIterator`."""
         return self._elements is not None and self._elements.goes_on(error)
 
 
 def as_arrays(element: Any) -> Any:
-    """Local. An element with NumPy's arrays where it has numbers, lists, or others' arrays."""
+    """Return an element with NumPy arrays in place of numbers, lists and arrays of others."""
     return tree.map_leaves(_array_of, tree.to_numpy(element))
 
 
@@ -549,7 +529,7 @@ class Load(Node):
         )
 
     def element_spec(self) -> Spec:
-        """Return the element_spec, after waiting for the save to begin; see :class:`Node`."""
+        # Waits for the save to begin.
         found = _Poll(self, Context(seed=(0,))).until(self.progress, "its beginning")
         spec = found.metadata.element_spec()
         return super().element_spec() if spec is None else spec

@@ -23,20 +23,19 @@ from dataservice.dataset.base import (
     UnaryNode,
 )
 from dataservice.dataset.spec import ArraySpec, Spec, spec_of
-from dataservice.dataset.user_functions import call, holds, name_of, number
+from dataservice.dataset.user_functions import call, call_int, call_predicate, name_of
 from dataservice.metrics import own_metrics
 from mpidist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
 class Filter(UnaryNode):
-    """Attributes: the node below, and what says whether an element stays."""
+    """Attributes: the node below, and the predicate of the elements that stay."""
 
     parent: Node
     predicate: Callable[..., Any]
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def _iterate(self, context: Context) -> ElementIterator:
@@ -53,23 +52,21 @@ class FilterIterator(UnaryIterator):
     def __next__(self) -> Any:
         while True:
             element = next(self._parent)
-            if holds(self._predicate, element, "filter"):
+            if call_predicate(self._predicate, element, "filter"):
                 return element
 
 
 @dataclass(frozen=True)
 class TakeWhile(UnaryNode):
-    """Attributes: the node below, and what says whether to go on with an element."""
+    """Attributes: the node below, and the predicate, which ends the pass when it is False."""
 
     parent: Node
     predicate: Callable[..., Any]
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def source_length(self) -> int:
-        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would stop somewhere in its own part")
 
     def _iterate(self, context: Context) -> ElementIterator:
@@ -88,29 +85,27 @@ class TakeWhileIterator(UnaryIterator):
         if self._ended:
             raise StopIteration
         element = next(self._parent)
-        if holds(self._predicate, element, "take_while"):
+        if call_predicate(self._predicate, element, "take_while"):
             return element
         self._ended = True
         raise StopIteration
 
     def get_state(self) -> tuple[bool, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._ended, super().get_state()
 
     def set_state(self, state: tuple[bool, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._ended, below = state
         super().set_state(below)
 
 
 @dataclass(frozen=True, eq=False)
 class Scan(UnaryNode):
-    """Goes from state to state, and gives an element at each step.
+    """Passes a state from element to element, and yields a result at each.
 
     Attributes:
         parent: The node below.
         initial_state: The state before the first element.
-        function: Makes of a state and an element the next state and what to give.
+        function: Maps a state and an element to the next state and a result.
     """
 
     parent: Node
@@ -119,20 +114,18 @@ class Scan(UnaryNode):
 
     @classmethod
     def of(cls, parent: Node, initial_state: Any, function: Callable[[Any, Any], Any]) -> Scan:
-        """Local. Take a copy of the state, which the caller may change."""
+        """Copy the state, because the caller may change it."""
         return cls(parent, _own(initial_state), function)
 
     def source_length(self) -> int:
-        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would have a state of its own")
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return spec_of(self.first())
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; only what functions make says what elements are."""
+        # A function makes the elements.
         return False
 
     def _iterate(self, context: Context) -> ElementIterator:
@@ -140,7 +133,7 @@ class Scan(UnaryNode):
 
 
 class ScanIterator(UnaryIterator):
-    """One pass; its copy of the state is changed by nobody, whatever becomes of the elements."""
+    """One pass; its copy of the state is read-only."""
 
     def __init__(self, node: Scan, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
@@ -148,7 +141,9 @@ class ScanIterator(UnaryIterator):
         self._state = node.initial_state
 
     def __next__(self) -> Any:
-        result = call(self._function, (tree.opened(self._state), next(self._parent)), "scan")
+        result = call(
+            self._function, (tree.copy_structure(self._state), next(self._parent)), "scan"
+        )
         if not isinstance(result, tuple) or len(result) != 2 or result[1] is None:
             raise InvalidArgumentError(
                 f"the function {name_of(self._function)} given to scan returned {result!r}: it "
@@ -159,11 +154,9 @@ class ScanIterator(UnaryIterator):
         return tree.to_numpy(element)
 
     def get_state(self) -> tuple[Any, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._state, super().get_state()
 
     def set_state(self, state: tuple[Any, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         own, below = state
         self._state = _own(own)  # unpickled arrays can be written into
         super().set_state(below)
@@ -176,7 +169,7 @@ def _own(state: Any) -> Any:
     return tree.read_only(copy)
 
 
-# So long that two of a dataset's elements never have the same by chance.
+# With 16 bytes, two elements of a dataset never have the same hash by chance.
 _BYTES = 16
 
 _TEXT = "SUTO"
@@ -189,11 +182,9 @@ class Unique(UnaryNode):
     parent: Node
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def source_length(self) -> int:
-        """Raise UnimplementedError; see :class:`Node`."""
         raise self.cannot_be_split("each would know the elements of its own part only")
 
     def _iterate(self, context: Context) -> ElementIterator:
@@ -201,7 +192,7 @@ class Unique(UnaryNode):
 
 
 class UniqueIterator(UnaryIterator):
-    """One pass; holds a fingerprint of each element that it has given."""
+    """One pass; holds a fingerprint of each element that it has yielded."""
 
     def __init__(self, parent: ElementIterator) -> None:
         super().__init__(parent)
@@ -216,18 +207,16 @@ class UniqueIterator(UnaryIterator):
                 return element
 
     def get_state(self) -> tuple[bytes, Any]:
-        """Local. See :class:`ElementIterator`; the fingerprints are a part of it."""
         return b"".join(self._given), super().get_state()
 
     def set_state(self, state: tuple[bytes, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         given, below = state
         self._given = dict.fromkeys(given[i : i + _BYTES] for i in range(0, len(given), _BYTES))
         super().set_state(below)
 
 
 def _fingerprint(element: Any) -> bytes:
-    """The same bytes for equal elements, in every process."""
+    """Return a hash that is the same for equal elements in every process."""
     digest = hashlib.blake2b(digest_size=_BYTES)
     _add(digest, element)
     return digest.digest()
@@ -256,7 +245,7 @@ def _add(digest: hashlib.blake2b, element: Any) -> None:
 
 
 def _text_of(leaf: Any) -> str | None:
-    """What tells text from others, whatever it is kept in; None if it is none."""
+    """Return a text for a leaf that is text, whatever object holds it; None for other leaves."""
     if isinstance(leaf, str | bytes):
         values, shape = [leaf], ()
     elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in _TEXT:
@@ -273,13 +262,13 @@ logger = logging.getLogger(__name__)
 
 
 class Count:
-    """Errors that a whole pass has ignored; its nodes add from their threads.
+    """The number of errors that a whole pass has ignored. Its nodes add from their threads.
 
     Args:
-        value: How many so far.
+        value: The number so far.
 
     Attributes:
-        value: How many.
+        value: The number.
     """
 
     def __init__(self, value: int = 0) -> None:
@@ -287,17 +276,17 @@ class Count:
         self._lock = threading.Lock()
 
     def add(self) -> None:
-        """Local. One more."""
+        """Count an error."""
         with self._lock:
             self.value += 1
 
 
 @dataclass(frozen=True)
 class CountingContext(Context):
-    """The context of a pass whose user wants to know.
+    """The context of a pass that counts ignored errors.
 
     Attributes:
-        ignored: Errors that have been ignored.
+        ignored: The count.
     """
 
     ignored: Count = field(default_factory=Count)
@@ -322,12 +311,10 @@ class IgnoreErrors(UnaryNode):
             raise ValueError(f"ignore_errors needs a limit of at least 0, not {self.limit}")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         try:
             return super().element_spec()
         except Exception:  # of the first element: another one tells as well
@@ -369,11 +356,9 @@ class IgnoreErrorsIterator(UnaryIterator):
             last = None  # whose traceback refers to this frame
 
     def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
         return self.ignored, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self.ignored, below = state
         super().set_state(below)
 
@@ -406,7 +391,7 @@ class RejectionResample(UnaryNode):
         class_of: Says which class an element is of.
         target: How frequent classes shall be, compared with each other.
         initial: How frequent they are below; None: as they have been so far.
-        seed: Fixes what is kept in each pass; None differs from run to run.
+        seed: Fixes the elements that are kept; None differs from run to run.
     """
 
     parent: Node
@@ -424,30 +409,28 @@ class RejectionResample(UnaryNode):
             _check_together(self.target, self.initial)
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return ArraySpec((), np.int64), self.parent.element_spec()
 
     def _iterate(self, context: Context) -> ElementIterator:
         return RejectionResampleIterator(self, context)
 
     def entropy(self, context: Context) -> tuple[int, ...]:
-        """Local. What a pass keeps depends on it."""
+        """Return the seed of the draws of a pass."""
         if self.seed is not None:
             return (self.seed, context.epoch)
         # Of the description as text alone, so that a state means the same to another process.
         return (*context.own_seed, crc32(self.summary().encode()), context.epoch)
 
     def class_number(self, element: Any) -> int:
-        """Local. Which class an element is of.
+        """Return the class of an element.
 
         Raises:
             InvalidArgumentError: It is none of those that the target has.
         """
-        found = number(self.class_of, element, "rejection_resample")
+        found = call_int(self.class_of, element, "rejection_resample")
         if not 0 <= found < len(self.target):
             raise InvalidArgumentError(
                 f"rejection_resample: class {found} is not in [0, {len(self.target)})"
@@ -473,17 +456,15 @@ class RejectionResampleIterator(UnaryIterator):
                 return np.int64(found), element
 
     def get_state(self) -> tuple[Any, list[int], Any]:
-        """Local. See :class:`ElementIterator`."""
         return self._random.bit_generator.state, list(self._seen), super().get_state()
 
     def set_state(self, state: tuple[Any, list[int], Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._random.bit_generator.state, seen, below = state
         self._seen = list(seen)
         super().set_state(below)
 
     def _chance(self, found: int) -> float:
-        """How likely an element of a class stays; 1 for the class that is wanted most."""
+        """Return the probability to keep an element of a class; 1 for the most wanted class."""
         there = self._seen if self._node.initial is None else self._node.initial
         wanted = [
             share / count if share > 0 else 0.0

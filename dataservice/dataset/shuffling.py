@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import lru_cache
@@ -42,9 +42,9 @@ class Permutation:
     too large (cycle walking; Black and Rogaway, CT-RSA 2002).
 
     Args:
-        length: How many numbers.
-        entropy: What the order depends on.
-        listed: How many numbers may be shuffled in memory.
+        length: The number of elements.
+        entropy: The seed of the order.
+        listed: The largest length that is shuffled in memory.
     """
 
     def __init__(self, length: int, entropy: Sequence[int], listed: int = LISTED) -> None:
@@ -86,7 +86,7 @@ def _shuffled(length: int, entropy: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Every bit depends on all: the last steps of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """Mix all bits of each number: the last steps of SplitMix64 (Steele et al., OOPSLA 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
@@ -111,7 +111,7 @@ class Shuffle(UnaryNode):
 
     @classmethod
     def of(cls, parent: Node, buffer_size: int, seed: int | None, reshuffle: bool) -> Shuffle:
-        """Local. Check the arguments.
+        """Check the arguments, and describe the order.
 
         Raises:
             ValueError: The buffer size is below 1, or the seed is negative; or there is no end of
@@ -128,11 +128,8 @@ class Shuffle(UnaryNode):
         return cls(parent, buffer_size, seed, reshuffle, secrets.randbits(63))
 
     def indexed_length(self) -> int | None:
-        """Return the number of elements where all are shuffled; see :class:`Node`.
-
-        But if all passes have one order without a seed, that is this process's own: another one
-        could not go on, so the buffer must be in the state.
-        """
+        # Without a seed and without reshuffling, the order is known only to this process. Another
+        # process cannot continue, so the buffer must be in the state.
         has_order = self.seed is not None or self.reshuffle_each_iteration
         below = self.parent.indexed_length()
         fits = below is not None and below <= min(self._held, ENDLESS - 1)
@@ -145,11 +142,10 @@ class Shuffle(UnaryNode):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Local. See :class:`Node`."""
         return not self.reshuffle_each_iteration and self.parent.same_every_epoch
 
     def sample(self) -> Node:
-        """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
+        # The elements of the node below are alike, and no buffer is filled.
         return self.parent.sample()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -157,15 +153,23 @@ class Shuffle(UnaryNode):
         assert length is not None
         # Where several processes evaluate parts of the sequence, all have the same order.
         seed = context.own_seed if context.share is None else context.seed
-        orders = _Orders(length, lambda epoch: self._entropy(seed, epoch))
-        return self.parent.read(map(orders.place, places), context)
+        # Places of two epochs may alternate where one ends and the next begins.
+        order_of = lru_cache(maxsize=2)(
+            lambda epoch: Permutation(length, self._entropy(seed, epoch))
+        )
+
+        def place_below(place: Place) -> Place:
+            epoch, index = place
+            return epoch, order_of(epoch)[index]
+
+        return self.parent.read(map(place_below, places), context)
 
     def _iterate(self, context: Context) -> ElementIterator:
         entropy = self._entropy(context.own_seed, context.epoch)
         return ShuffleIterator(self.parent.iterate(context), self._held, entropy)
 
     def _entropy(self, seed: tuple[int, ...], epoch: int) -> tuple[int, ...]:
-        """Return what the order of an epoch depends on."""
+        """Return the seed of the order of an epoch."""
         if not self.reshuffle_each_iteration:
             return (self._fixed if self.seed is None else self.seed,)
         if self.seed is None:
@@ -174,36 +178,13 @@ class Shuffle(UnaryNode):
         return (self.seed, epoch)
 
 
-class _Orders:
-    """The orders of the epochs; the last ones are kept.
-
-    Args:
-        length: Number of elements.
-        entropy: Gives what the order of an epoch depends on.
-    """
-
-    def __init__(self, length: int, entropy: Callable[[int], tuple[int, ...]]) -> None:
-        self._length = length
-        self._entropy = entropy
-        self._known: dict[int, Permutation] = {}
-
-    def place(self, place: Place) -> Place:
-        """Return the place of an element in the node below."""
-        epoch, index = place
-        order = self._known.get(epoch)
-        if order is None:
-            order = Permutation(self._length, self._entropy(epoch))
-            self._known = {epoch: order, **dict(list(self._known.items())[:1])}
-        return epoch, order[index]
-
-
 class ShuffleIterator(UnaryIterator):
     """One pass.
 
     Args:
         parent: The pass below.
         buffer_size: Elements to draw from.
-        entropy: What the order depends on.
+        entropy: The seed of the order.
     """
 
     def __init__(self, parent: ElementIterator, buffer_size: int, entropy: tuple[int, ...]) -> None:
@@ -228,12 +209,10 @@ class ShuffleIterator(UnaryIterator):
         return buffer.pop()
 
     def get_state(self) -> tuple[Any, list[Any], bool, Any]:
-        """Local. See :class:`ElementIterator`; the elements that are held are a part of it."""
         random = self._random.bit_generator.state
         return random, list(self._buffer), self._drained, super().get_state()
 
     def set_state(self, state: tuple[Any, list[Any], bool, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         self._random.bit_generator.state, buffer, self._drained, below = state
         self._buffer = list(buffer)
         super().set_state(below)

@@ -6,6 +6,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, Self
 from zlib import crc32
 
@@ -24,7 +25,7 @@ from dataservice.dataset.base import (
     Place,
     Reader,
 )
-from dataservice.dataset.spec import ArraySpec, Spec, spec_of, unstacked
+from dataservice.dataset.spec import ArraySpec, Spec, spec_of, unbatched
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -50,20 +51,16 @@ class Range(IndexedSource):
             raise ValueError(f"{numbers}: all numbers and their count must fit into 64 bits")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return len(range(self.start, self.stop, self.step))
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         return ArraySpec((), np.int64)
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`."""
         return True
 
     def element(self, index: int) -> np.int64:
-        """Local. See :class:`IndexedSource`."""
         return np.int64(self.start + index * self.step)
 
 
@@ -81,7 +78,7 @@ class TensorSlices(IndexedSource):
 
     @classmethod
     def of(cls, tensors: Any) -> Self:
-        """Local. Check the arrays and describe their rows.
+        """Check the arrays, and describe their rows.
 
         Raises:
             ValueError: There is no array, one has no dimension, or their lengths differ.
@@ -95,41 +92,36 @@ class TensorSlices(IndexedSource):
         return cls(arrays, lengths[0])
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return self.rows
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
         if self.rows and not self.has_static_spec:
             return spec_of(self.element(0))
-        return unstacked(spec_of(self.arrays))
+        return unbatched(spec_of(self.arrays))
 
     @property
     def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; nothing but objects themselves says what they are."""
+        # Only the objects themselves tell what they are.
         return not any(array.dtype.kind in "OT" for array in tree.flatten(self.arrays))
 
     def element(self, index: int) -> Any:
-        """Local. See :class:`IndexedSource`."""
         return tree.map_leaves(lambda array: tree.row(array, index), self.arrays)
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         shown = tree.map_leaves(lambda array: f"{array.dtype}{list(array.shape)}", self.arrays)
         return f"from_tensor_slices({shown!r})"
 
 
 class Tensors(TensorSlices):
-    """The only element holds arrays as they are: those of the slices have one row."""
+    """A single element that holds the arrays. As slices, they have one row."""
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         shown = tree.map_leaves(lambda array: f"{array.dtype}{list(array.shape[1:])}", self.arrays)
         return f"from_tensors({shown!r})"
 
 
 def as_only_row(leaf: Any) -> np.ndarray[Any, Any]:
-    """Local. An array of one row, which is what is given."""
+    """Return an array whose only row is the given leaf."""
     array: np.ndarray[Any, Any] = tree.array_of(tree.on_host(leaf))[np.newaxis]
     return array
 
@@ -144,7 +136,7 @@ def _read_only(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 Numbers = Callable[[int], np.int64]
-"""Gives the element of an index."""
+"""Returns the element of an index."""
 
 
 class Endless(Node):
@@ -155,7 +147,6 @@ class Endless(Node):
         return INFINITE_CARDINALITY
 
     def indexed_length(self) -> int | None:
-        """Return ENDLESS; see :class:`Node`."""
         return ENDLESS
 
     def element_spec(self) -> Spec:
@@ -164,12 +155,11 @@ class Endless(Node):
 
     @property
     def has_static_spec(self) -> bool:
-        """Whether element_spec is known without an element: True."""
         return True
 
     @abstractmethod
     def numbers(self, context: Context, epoch: int) -> Numbers:
-        """Return what gives the elements of an epoch."""
+        """Return the function that computes the elements of an epoch."""
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         return _EndlessReader(self, places, context)
@@ -177,17 +167,12 @@ class Endless(Node):
 
 class _EndlessReader(Reader):
     def __init__(self, node: Endless, places: Iterator[Place], context: Context) -> None:
-        self._node = node
+        self._numbers_of = lru_cache(maxsize=2)(partial(node.numbers, context))
         self._places = places
-        self._context = context
-        self._epoch: int | None = None
-        self._numbers: Numbers
 
     def __next__(self) -> np.int64:
         epoch, index = next(self._places)
-        if epoch != self._epoch:
-            self._numbers, self._epoch = self._node.numbers(self._context, epoch), epoch
-        return self._numbers(index)
+        return self._numbers_of(epoch)(index)
 
 
 @dataclass(frozen=True)
@@ -198,13 +183,12 @@ class Counter(Endless):
     step: int
 
     def numbers(self, context: Context, epoch: int) -> Numbers:
-        """Return what gives the elements, which are the same in all epochs."""
         start, step = self.start, self.step
         return lambda index: np.int64(start + index * step)
 
 
 _AT_ONCE = 1024
-"""How many numbers are drawn at once."""
+"""The number of random numbers drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +206,7 @@ class Random(Endless):
 
     @classmethod
     def of(cls, seed: int | None, rerandomize: bool) -> Random:
-        """Local. Check the arguments.
+        """Check the arguments, and describe the numbers.
 
         Raises:
             ValueError: The seed is negative.
@@ -245,11 +229,10 @@ class Random(Endless):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Local. See :class:`Node`."""
         return not self.rerandomize_each_iteration
 
     def numbers(self, context: Context, epoch: int) -> Numbers:
-        """Return what gives the elements of an epoch."""
+        """Return the function that computes the elements of an epoch."""
         if not self.rerandomize_each_iteration:
             assert self.seed is not None
             return _Drawn((self.seed,)).at
@@ -278,21 +261,19 @@ class _RandomIterator(ElementIterator):
         return self._drawn.at(self._place - 1)
 
     def get_state(self) -> tuple[int, int, int | None]:
-        """Local. See :class:`ElementIterator`."""
         return self._indices.get_state(), self._seed, self._place
 
     def set_state(self, state: tuple[int, int, int | None]) -> None:
-        """Local. See :class:`ElementIterator`."""
         position, self._seed, self._place = state
         self._drawn = _Drawn((self._seed,))
         self._indices.set_state(position)
 
     def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
+        pass  # holds no threads and no connections
 
 
 class _Drawn:
-    """Random numbers by their places; those around the last one are kept."""
+    """Random numbers by their index, drawn a block at a time; the last block is kept."""
 
     def __init__(self, entropy: tuple[int, ...]) -> None:
         self._entropy = entropy
@@ -311,18 +292,15 @@ class _Drawn:
 
 @dataclass(frozen=True, eq=False)
 class InMemory(IndexedSource):
-    """Attributes: elements, as they are."""
+    """Attributes: the elements, in memory."""
 
     elements: list[Any]
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         return len(self.elements)
 
     def element(self, index: int) -> Any:
-        """Local. See :class:`IndexedSource`."""
         return self.elements[index]
 
     def summary(self) -> str:
-        """Local. See :class:`Node`."""
         return f"{len(self.elements)} elements"

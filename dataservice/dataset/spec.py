@@ -1,4 +1,4 @@
-"""What elements are like: the shape and dtype of every array. Pure."""
+"""Specs of elements: the shape and dtype of every array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataservice.dataset import tree
 from mpidist.errors import InvalidArgumentError
 
 Spec = Any
-"""An element with an ArraySpec, or the type of what is no array, in place of every leaf."""
+"""An element with an ArraySpec in place of every array, and its type in place of other leaves."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class ArraySpec:
     """The shape and dtype of an array, as TensorFlow's TensorSpec.
 
     Args:
-        shape: With None for a length that may differ from element to element.
-        dtype: Anything that NumPy takes for one.
+        shape: The lengths; None for a length that may differ from element to element.
+        dtype: Anything that NumPy accepts as a dtype.
 
     Raises:
-        TypeError: A length is no whole number, or the dtype none.
+        TypeError: A length is not a whole number, or the dtype is not a dtype.
         ValueError: A length is negative.
     """
 
@@ -42,15 +42,15 @@ class ArraySpec:
 
 
 def spec_of(element: Any) -> Spec:
-    """Local. What an element is like."""
+    """Return the spec of an element."""
     return tree.map_leaves(_leaf, element)
 
 
 def spec_from(signature: Any) -> Spec:
-    """Local. A spec of what has a shape and a dtype, of this library or another, for each array.
+    """Return the spec of a signature of specs, arrays or tensors, of this library or another.
 
     Raises:
-        TypeError: Something has neither.
+        TypeError: A leaf has no shape or dtype.
         ValueError: The number of dimensions is not known.
     """
     return tree.map_leaves(_said, tree.with_dicts(signature))
@@ -64,7 +64,7 @@ def _said(leaf: Any) -> ArraySpec:
 
 
 def fits(element: Any, spec: Spec) -> bool:
-    """Local. Whether an element is what a spec says; text may have any length."""
+    """Return whether an element has a spec. Text may have any length."""
     if isinstance(spec, dict):
         same = isinstance(element, dict) and element.keys() == spec.keys()
         return same and all(fits(element[key], spec[key]) for key in spec)
@@ -82,14 +82,14 @@ def fits(element: Any, spec: Spec) -> bool:
 
 
 def _is_text(element: Any, kind: str, said: str) -> bool:
-    """Whether text is of the kind that is said; objects may be text that ends with NUL."""
+    """Return whether text has the given kind. Objects may be text that ends with NUL."""
     if kind == "O" and said in "SU":
         return all(isinstance(one, bytes if said == "S" else str) for one in element.flat)
     return kind in "SU" and said in (kind, "O")
 
 
 def alike(one: Spec, other: Spec) -> bool:
-    """Local. Whether specs are the same but for shapes; text may have any length."""
+    """Return whether specs are equal except for shapes. Text may have any length."""
     if tree.structure(one) != tree.structure(other):
         return False
     pairs = zip(tree.flatten(one), tree.flatten(other, one), strict=True)
@@ -97,10 +97,10 @@ def alike(one: Spec, other: Spec) -> bool:
 
 
 def merged(specs: Sequence[Spec]) -> Spec:
-    """Local. What the elements of several datasets are like, with None for lengths that differ.
+    """Return the common spec of several datasets, with None for lengths that differ.
 
     Raises:
-        InvalidArgumentError: They differ in structure, dtype or the number of dimensions.
+        InvalidArgumentError: The specs differ in structure, dtype or number of dimensions.
     """
     result = specs[0]
     for spec in specs[1:]:
@@ -117,7 +117,7 @@ def merged(specs: Sequence[Spec]) -> Spec:
 
 
 def _common(one: Any, other: Any) -> Any:
-    """The dtype of two leaves, or their type if they are no arrays; None if they differ."""
+    """Return the common dtype of two arrays, or type of two other leaves; None if they differ."""
     if not isinstance(one, ArraySpec) or not isinstance(other, ArraySpec):
         return one if one == other else None
     if tree.are_text(one.dtype, other.dtype):
@@ -136,18 +136,18 @@ def _merged(one: Any, other: Any) -> Any:
     return ArraySpec(shape, _common(one, other))
 
 
-def stacked(spec: Spec, rows: int | None) -> Spec:
-    """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
+def batched(spec: Spec, rows: int | None) -> Spec:
+    """Return the spec of a batch of ``rows`` elements; None if the number differs."""
     return _each(spec, lambda one: ArraySpec((rows, *one.shape), tree.native(one.dtype)))
 
 
-def unstacked(spec: Spec) -> Spec:
-    """Local. What an element of a batch is like."""
+def unbatched(spec: Spec) -> Spec:
+    """Return the spec of a row of a batch."""
     return _each(spec, _row)
 
 
-def ragged(spec: Spec) -> Spec:
-    """Local. The same with all lengths unknown."""
+def unknown_lengths(spec: Spec) -> Spec:
+    """Return a spec with None for all lengths."""
     return _each(spec, lambda one: ArraySpec((None,) * len(one.shape), one.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Elements: arrays, and dicts and tuples of them, nested. Pure."""
+"""Functions on elements, which are nested dicts and tuples of arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONVERTED = (bool, int, float, complex, list, memoryview)
 
 
 def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
-    """Local. The element with every leaf replaced by ``function(leaf)``."""
+    """Return an element with every leaf replaced by ``function(leaf)``."""
     if isinstance(element, dict):
         return {key: map_leaves(function, value) for key, value in element.items()}
     if isinstance(element, tuple):
@@ -29,12 +29,12 @@ def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
 
 
 def read_only(element: Any) -> Any:
-    """Local. The element with views of its arrays that cannot be written into."""
+    """Return an element with read-only views of its arrays."""
     return map_leaves(_read_only, element)
 
 
-def opened(element: Any) -> Any:
-    """Local. The element with the same leaves in dicts and tuples of its own."""
+def copy_structure(element: Any) -> Any:
+    """Return an element with the same leaves in new dicts and tuples."""
     if isinstance(element, dict | tuple):
         return map_leaves(lambda leaf: leaf, element)
     return element
@@ -49,12 +49,12 @@ def _read_only(leaf: Any) -> Any:
 
 
 def flatten(element: Any, like: Any = None) -> list[Any]:
-    """Local. The leaves, depth first.
+    """Return the leaves, depth first.
 
     Args:
         element: The element.
-        like: Another one of the same structure: dicts are in the order of its keys. By default in
-            that of their own.
+        like: An element of the same structure, whose order of keys is used. By default each dict
+            of ``element`` has its own order.
     """
     if isinstance(element, _NUMPY):
         return [element]
@@ -78,10 +78,10 @@ def _add_leaves(leaves: list[Any], element: Any, like: Any) -> None:
 
 
 def columns(elements: Sequence[Any]) -> list[list[Any]]:
-    """Local. For each leaf of the first element, those of all elements.
+    """Return a list for each leaf of the first element, with that leaf of all elements.
 
     Raises:
-        InvalidArgumentError: They differ in structure.
+        InvalidArgumentError: The elements differ in structure.
     """
     first = structure(elements[0])
     for number, element in enumerate(elements):
@@ -91,7 +91,7 @@ def columns(elements: Sequence[Any]) -> list[list[Any]]:
 
 
 def check_structure(number: int, element: Any, first: Any) -> None:
-    """Local. InvalidArgumentError unless an element has the structure of the first one."""
+    """Raise InvalidArgumentError unless an element has the structure of the first one."""
     if structure(element) != first:
         raise InvalidArgumentError(
             f"cannot combine elements of different structures: element 0 has {first!r}, element "
@@ -100,21 +100,21 @@ def check_structure(number: int, element: Any, first: Any) -> None:
 
 
 def unflatten(like: Any, leaves: list[Any]) -> Any:
-    """Local. An element of the structure of ``like`` with other leaves."""
+    """Return an element of the structure of ``like`` with other leaves."""
     rest = iter(leaves)
     return map_leaves(lambda _: next(rest), like)
 
 
 def structure(element: Any) -> Any:
-    """Local. The element with ``None`` for every leaf; equal for elements of equal structure."""
+    """Return an element with ``None`` for every leaf, to compare structures."""
     return map_leaves(lambda _: None, element)
 
 
 def to_numpy(element: Any) -> Any:
-    """Local. Python numbers, strings and lists as NumPy scalars and arrays; most others stay.
+    """Return an element with NumPy scalars and arrays for Python numbers, strings and lists.
 
     A memoryview, which cannot be pickled, becomes an array of its memory. Text that ends with NUL
-    stays Python's, because NumPy's would lose these.
+    stays Python's, because NumPy drops trailing NULs. Most other leaves stay, too.
     """
     if isinstance(element, _NUMPY) and not isinstance(element, _TEXT):
         return element
@@ -122,14 +122,14 @@ def to_numpy(element: Any) -> Any:
 
 
 def with_dicts(element: Any) -> Any:
-    """Local. The element with a dict in place of every other mapping, as the arrays of a file."""
+    """Return an element with a dict in place of every other mapping, such as an .npz file."""
     return map_leaves(
         lambda leaf: with_dicts(dict(leaf)) if isinstance(leaf, Mapping) else leaf, element
     )
 
 
 def array_of(value: Any) -> Array:
-    """Local. An array of what is given; of Python's objects if it holds text that ends with NUL."""
+    """Return an array of a value; an array of objects if it holds text that ends with NUL."""
     array: Array = np.asarray(value)
     if array.dtype.kind not in "SU" or isinstance(value, np.ndarray):
         return array
@@ -142,18 +142,18 @@ def array_of(value: Any) -> Array:
 
 
 def are_text(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Local. Whether both are of text of one kind; what ends with NUL is objects among the rest."""
+    """Return whether both dtypes are of text of one kind. Text that ends with NUL is objects."""
     return {one.kind, other.kind} in ({"S"}, {"U"}, {"S", "O"}, {"U", "O"})
 
 
 def row(array: Any, index: int) -> Any:
-    """Local. A row of an array; of one of objects, what NumPy makes of the object."""
+    """Return a row of an array. Objects are converted to NumPy."""
     found = array[index]
     return found if isinstance(found, _NUMPY) else to_numpy(found)
 
 
 def only_numpy(element: Any) -> Any:
-    """Local. The element with all leaves in NumPy, but for text that ends with NUL.
+    """Return an element with NumPy leaves only, except for text that ends with NUL.
 
     Raises:
         TypeError: A leaf is neither NumPy's nor has ``__array__``.
@@ -164,12 +164,12 @@ def only_numpy(element: Any) -> Any:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Local. A dtype in this machine's order of bytes: that of arrays put together, by NumPy."""
+    """Return a dtype in native byte order, as NumPy does when it joins arrays."""
     return dtype if dtype.isnative else np.result_type(dtype)
 
 
 def nbytes(element: Any) -> int:
-    """Local. Bytes of an element's arrays; text as its length, other leaves as 64."""
+    """Return the bytes of an element's arrays. Text counts its length, other leaves 64."""
     if isinstance(element, _NUMPY):
         return int(element.nbytes)
     return sum(
@@ -179,7 +179,7 @@ def nbytes(element: Any) -> int:
 
 
 def on_host(leaf: Any) -> Any:
-    """Local. An array on a GPU as one of the host; anything else as it is."""
+    """Return a host copy of an array on a GPU; any other leaf as it is."""
     if isinstance(leaf, _NUMPY) or not lies_on_gpu(leaf):
         return leaf
     return np.array(host_view(leaf))  # not in pinned memory, which is not to be kept
@@ -198,7 +198,7 @@ def _ends_with_nul(value: Any) -> bool:
 
 
 def _python_text(value: Any) -> Any:
-    """Text as Python's own: NumPy's scalars have all of it, but lose it when they are pickled."""
+    """Return text as Python's own. NumPy's scalars lose trailing NULs when they are pickled."""
     if isinstance(value, str):
         return str.__str__(value)  # str() has that of NumPy, which leaves them out
     return bytes(value) if isinstance(value, bytes) else value

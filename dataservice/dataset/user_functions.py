@@ -15,15 +15,15 @@ from mpidist.errors import InvalidArgumentError
 
 
 def whole(method: str, name: str, value: Any) -> int:
-    """Local. An argument as Python's whole number, which NumPy's become.
+    """Return an argument, which may be NumPy's, as a Python int.
 
     Args:
-        method: Of the dataset.
-        name: Of the argument.
-        value: What is given.
+        method: The method of the dataset, for messages.
+        name: The name of the argument, for messages.
+        value: The argument.
 
     Raises:
-        TypeError: It is no whole number.
+        TypeError: It is not a whole number.
     """
     with suppress(TypeError):
         if not isinstance(value, bool):
@@ -32,19 +32,19 @@ def whole(method: str, name: str, value: Any) -> int:
 
 
 def whole_or_none(method: str, name: str, value: Any) -> int | None:
-    """Local. As :func:`whole`, of an argument that may be None."""
+    """Return an argument that may be None as :func:`whole` does."""
     return None if value is None else whole(method, name, value)
 
 
 def wholes(method: str, name: str, values: Any) -> tuple[int, ...]:
-    """Local. As :func:`whole`, of several numbers."""
+    """Return several numbers as :func:`whole` does."""
     if not isinstance(values, Iterable):
         raise TypeError(f"{method} needs whole numbers as {name}, not {values!r}")
     return tuple(whole(method, name, value) for value in values)
 
 
 def only_one(method: str, **given: Any) -> Any:
-    """Local. An argument that has several names; TypeError if more than one of them is used."""
+    """Return an argument that has several names. Raise TypeError if more than one is used."""
     used = {name: value for name, value in given.items() if value is not None}
     if len(used) > 1:
         raise TypeError(f"{method} takes only one of {' and '.join(used)}, which mean the same")
@@ -52,14 +52,14 @@ def only_one(method: str, **given: Any) -> Any:
 
 
 def check_callable(method: str, name: str, value: Any) -> Any:
-    """Local. An argument that can be called; TypeError if it cannot."""
+    """Return an argument. Raise TypeError if it cannot be called."""
     if not callable(value):
         raise TypeError(f"{method} needs a function as {name}, not {value!r}")
     return value
 
 
 def check_path(method: str, name: str, value: Any) -> str:
-    """Local. An argument as the text of a path; TypeError if it is none."""
+    """Return an argument as the text of a path. Raise TypeError if it is not a path."""
     try:
         return os.fsdecode(value)
     except TypeError:
@@ -67,7 +67,7 @@ def check_path(method: str, name: str, value: Any) -> str:
 
 
 def check_numbers(method: str, name: str, values: Any) -> list[float]:
-    """Local. An argument as a list of numbers; TypeError if it is none."""
+    """Return an argument as a list of numbers. Raise TypeError if it is not one."""
     with suppress(TypeError, ValueError):
         # An endless dataset has no length, and no list can be made of it.
         if len(values) >= 0 and not isinstance(values, str | bytes):
@@ -76,12 +76,12 @@ def check_numbers(method: str, name: str, values: Any) -> list[float]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Local. What a function is called in messages."""
+    """Return the name of a function for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
-    """Local. What a user's function makes of an element.
+    """Call a user's function with an element.
 
     Args:
         function: Gets the element, or the members of a tuple as its arguments.
@@ -89,9 +89,8 @@ def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
         whose: The transformation's name, for messages.
 
     Raises:
-        RuntimeError: It raised StopIteration, which would pass for the end of the sequence, and
-            elements would be missing silently.
-        Exception: What it raises.
+        RuntimeError: It raised StopIteration, which would end the sequence silently.
+        Exception: The error of the function.
     """
     try:
         return function(*element) if type(element) is tuple else function(element)
@@ -102,8 +101,8 @@ def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
 _BOOLS = (bool, np.bool_)
 
 
-def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
-    """Local. What a user's predicate says of an element.
+def call_predicate(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
+    """Call a user's predicate with an element.
 
     Args:
         predicate: Gets the element, or the members of a tuple as its arguments.
@@ -111,7 +110,7 @@ def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
         whose: The transformation's name, for messages.
 
     Raises:
-        InvalidArgumentError: It gave neither a bool nor a whole number.
+        InvalidArgumentError: It returned neither a bool nor a whole number.
         Exception: As :func:`call`.
     """
     answer = call(predicate, element, whose)
@@ -125,8 +124,8 @@ def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
     raise _wrong(predicate, whose, answer, "a bool")
 
 
-def number(function: Callable[..., Any], element: Any, whose: str) -> int:
-    """Local. The whole number that a user's function gives for an element.
+def call_int(function: Callable[..., Any], element: Any, whose: str) -> int:
+    """Call a user's function that returns a whole number with an element.
 
     Args:
         function: Gets the element, or the members of a tuple as its arguments.
@@ -134,7 +133,7 @@ def number(function: Callable[..., Any], element: Any, whose: str) -> int:
         whose: The transformation's name, for messages.
 
     Raises:
-        InvalidArgumentError: It gave something else.
+        InvalidArgumentError: It returned something else.
         Exception: As :func:`call`.
     """
     answer = tree.on_host(call(function, element, whose))

@@ -32,7 +32,7 @@ class Window(UnaryNode):
         shift: Elements from the beginning of a window to that of the next.
         stride: Elements from one of a window to the next.
         drop_remainder: Whether to leave out windows that the end of the sequence cuts short.
-        make: Makes what users hold of a node.
+        make: Makes a Dataset of a node.
     """
 
     parent: Node
@@ -48,7 +48,6 @@ class Window(UnaryNode):
                 raise ValueError(f"window needs a {name} of at least 1, not {getattr(self, name)}")
 
     def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
         count = self.parent.cardinality()
         return count if count < 0 else self._count(count)
 
@@ -63,12 +62,10 @@ class Window(UnaryNode):
         return (self.size - 1) * self.stride + 1
 
     def indexed_length(self) -> int | None:
-        """Return the number of windows; see :class:`Node`."""
         below = self.parent.indexed_length()
         return None if below is None else self._count(below)
 
     def source_length(self) -> int:
-        """Return the number of windows; see :class:`Node`."""
         return self.indexed_only()
 
     def element_spec(self) -> Spec:
@@ -83,7 +80,7 @@ class Window(UnaryNode):
         return WindowIterator(self, context)
 
     def of(self, elements: Sequence[Any]) -> Any:
-        """Local. The window of these elements: one dataset for each of their components."""
+        """Return the window of these elements: a dataset for each of their components."""
         datasets = [self.make(InMemory(column)) for column in tree.columns(elements)]
         return tree.unflatten(elements[0], datasets)
 
@@ -110,11 +107,9 @@ class WindowIterator(UnaryIterator):
         return node.of(elements)
 
     def get_state(self) -> tuple[list[Any], int, bool, Any]:
-        """Local. See :class:`ElementIterator`."""
         return list(self._held), self._skip, self._ended, super().get_state()
 
     def set_state(self, state: tuple[list[Any], int, bool, Any]) -> None:
-        """Local. See :class:`ElementIterator`."""
         held, self._skip, self._ended, below = state
         self._held = list(held)
         super().set_state(below)
@@ -184,12 +179,12 @@ class _WindowReader(Reader):
 
 @dataclass(frozen=True)
 class _Needed:
-    """What a window needs of the node below.
+    """The elements that a window needs from the node below.
 
     Attributes:
-        indices: Of its elements.
-        missing: Those of them that are not held for a window before.
-        anew: Whether nothing is held, since the window is not behind the one before.
+        indices: The indices of all its elements.
+        missing: The indices that are not held for a previous window.
+        anew: Whether nothing is held, because the window does not follow the previous one.
     """
 
     indices: range

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.user_functions import number
+from dataservice.dataset.user_functions import call_int
 from dataservice.snapshot import metadata
 from dataservice.snapshot.writer import CHUNK_BYTES, StreamWriter
 from mpidist.errors import (
@@ -164,7 +164,7 @@ class _Shards:
         """Return the stream of an element."""
         if self._function is None:
             return index % self.count
-        shard = number(self._function, element, "save")
+        shard = call_int(self._function, element, "save")
         if self._grows:
             return self.known.setdefault(shard, len(self.known))
         if not 0 <= shard < self.count:
