@@ -613,6 +613,17 @@ class UnaryNode(Node):
         return length
 
 
+class FunctionNode(UnaryNode):
+    """A unary node whose elements are made by a user's function. Only an element shows the spec."""
+
+    def element_spec(self) -> Spec:
+        return spec_of(self.first())
+
+    @property
+    def has_static_spec(self) -> bool:
+        return False
+
+
 class UnaryIterator(ElementIterator):
     """A pass over a unary node.
 

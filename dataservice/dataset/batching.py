@@ -82,6 +82,11 @@ class BatchNode(UnaryNode):
         )
 
 
+def _check_size(method: str, batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"{method} needs a batch_size of at least 1, not {batch_size}")
+
+
 class BatchIterator(UnaryIterator):
     """One pass; holds nothing between two batches."""
 
@@ -172,8 +177,7 @@ class Batch(BatchNode):
     drop_remainder: bool
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch needs a batch_size of at least 1, not {self.batch_size}")
+        _check_size("batch", self.batch_size)
 
     def element_spec(self) -> Spec:
         return batched(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
@@ -505,10 +509,7 @@ class PaddedBatch(BatchNode):
     drop_remainder: bool
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(
-                f"padded_batch needs a batch_size of at least 1, not {self.batch_size}"
-            )
+        _check_size("padded_batch", self.batch_size)
 
     def element_spec(self) -> Spec:
         rows = self.batch_size if self.drop_remainder else None
@@ -533,8 +534,7 @@ class Rebatch(UnaryNode):
     drop_remainder: bool
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"rebatch needs a batch_size of at least 1, not {self.batch_size}")
+        _check_size("rebatch", self.batch_size)
 
     def cardinality(self) -> int:
         count = self.parent.cardinality()
@@ -548,25 +548,15 @@ class Rebatch(UnaryNode):
         return RebatchIterator(self, context)
 
 
-class RebatchIterator(UnaryIterator):
-    """One pass; holds the element whose rows come next."""
+class _RowsIterator(UnaryIterator):
+    """A pass that cuts elements into rows. It holds the element whose rows come next."""
 
-    def __init__(self, node: Rebatch, context: Context) -> None:
-        super().__init__(node.parent.iterate(context))
-        self._node = node
+    def __init__(self, parent: ElementIterator, count_rows: Callable[[Any], int]) -> None:
+        super().__init__(parent)
+        self._count_rows = count_rows
         self._element: Any = None
         self._rows = 0
         self._next = 0
-
-    def __next__(self) -> Any:
-        pieces, missing = [], self._node.batch_size
-        while missing and self._has_rows():
-            start, self._next = self._next, min(self._next + missing, self._rows)
-            pieces.append(_rows_from(self._element, start, self._next))
-            missing -= self._next - start
-        if not pieces or (missing and self._node.drop_remainder):
-            raise StopIteration
-        return _joined(pieces)
 
     def get_state(self) -> tuple[Any, int, int, Any]:
         held = self._element if self._next < self._rows else None
@@ -583,8 +573,26 @@ class RebatchIterator(UnaryIterator):
                 element = next(self._parent)
             except StopIteration:
                 return False
-            self._rows, self._next, self._element = _rebatch_rows(element), 0, element
+            self._rows, self._next, self._element = self._count_rows(element), 0, element
         return True
+
+
+class RebatchIterator(_RowsIterator):
+    """One pass."""
+
+    def __init__(self, node: Rebatch, context: Context) -> None:
+        super().__init__(node.parent.iterate(context), _rebatch_rows)
+        self._node = node
+
+    def __next__(self) -> Any:
+        pieces, missing = [], self._node.batch_size
+        while missing and self._has_rows():
+            start, self._next = self._next, min(self._next + missing, self._rows)
+            pieces.append(_rows_from(self._element, start, self._next))
+            missing -= self._next - start
+        if not pieces or (missing and self._node.drop_remainder):
+            raise StopIteration
+        return _joined(pieces)
 
 
 def _rebatch_rows(element: Any) -> int:
@@ -646,30 +654,18 @@ class Unbatch(UnaryNode):
         return UnbatchIterator(self.parent.iterate(context))
 
 
-class UnbatchIterator(UnaryIterator):
-    """One pass; holds the element whose rows it yields."""
+class UnbatchIterator(_RowsIterator):
+    """One pass."""
 
     def __init__(self, parent: ElementIterator) -> None:
-        super().__init__(parent)
-        self._element: Any = None
-        self._rows = 0
-        self._next = 0
+        super().__init__(parent, _unbatch_rows)
 
     def __next__(self) -> Any:
-        while self._next == self._rows:
-            self._element = next(self._parent)
-            self._rows, self._next = _unbatch_rows(self._element), 0
+        if not self._has_rows():
+            raise StopIteration
         row = self._next
         self._next += 1
         return tree.map_leaves(lambda array: tree.row(array, row), self._element)
-
-    def get_state(self) -> tuple[Any, int, int, Any]:
-        held = self._element if self._next < self._rows else None
-        return held, self._rows, self._next, super().get_state()
-
-    def set_state(self, state: tuple[Any, int, int, Any]) -> None:
-        self._element, self._rows, self._next, below = state
-        super().set_state(below)
 
 
 def _has_objects(spec: Spec) -> bool:

@@ -14,13 +14,12 @@ from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
     Context,
     ElementIterator,
+    FunctionNode,
     Node,
     UnaryIterator,
-    UnaryNode,
 )
 from dataservice.dataset.execution import Prefetch
 from dataservice.dataset.sources import InMemory
-from dataservice.dataset.spec import Spec, spec_of
 from dataservice.dataset.user_functions import call, call_int, name_of
 from mpidist.errors import InvalidArgumentError
 
@@ -42,7 +41,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Interleave(UnaryNode):
+class Interleave(FunctionNode):
     """Takes elements in turn from as many datasets at once as its cycle is long.
 
     Attributes:
@@ -66,13 +65,6 @@ class Interleave(UnaryNode):
 
     def cardinality(self) -> int:
         return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
-
-    def element_spec(self) -> Spec:
-        return spec_of(self.first())
-
-    @property
-    def has_static_spec(self) -> bool:
-        return False  # a function makes the datasets
 
     def sample(self) -> Node:
         # A dataset that is read ahead computes more than the first element.
@@ -181,7 +173,7 @@ class InterleaveIterator(UnaryIterator):
 
 
 @dataclass(frozen=True)
-class GroupByWindow(UnaryNode):
+class GroupByWindow(FunctionNode):
     """Groups elements by their keys, and yields the elements of a dataset made of each full group.
 
     Attributes:
@@ -207,14 +199,6 @@ class GroupByWindow(UnaryNode):
     def cardinality(self) -> int:
         count = self.parent.cardinality()
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
-
-    def element_spec(self) -> Spec:
-        return spec_of(self.first())
-
-    @property
-    def has_static_spec(self) -> bool:
-        # Functions make the elements.
-        return False
 
     def sample(self) -> Node:
         return dataclasses.replace(self, parent=self.parent.sample(), reduce=Samples(self.reduce))

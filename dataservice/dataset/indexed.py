@@ -16,6 +16,7 @@ from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
     Context,
     ElementIterator,
+    FunctionNode,
     Node,
     Place,
     Reader,
@@ -29,7 +30,7 @@ from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 
 @dataclass(frozen=True)
-class Map(UnaryNode):
+class Map(FunctionNode):
     """Attributes: the node below, and the function; it gets a tuple's members as arguments."""
 
     parent: Node
@@ -37,14 +38,6 @@ class Map(UnaryNode):
 
     def indexed_length(self) -> int | None:
         return self.parent.indexed_length()
-
-    def element_spec(self) -> Spec:
-        return spec_of(self.first())
-
-    @property
-    def has_static_spec(self) -> bool:
-        # A function makes the elements.
-        return False
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         return MapIterator(self.parent.read(places, context), self.function)

@@ -18,6 +18,7 @@ from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
     Context,
     ElementIterator,
+    FunctionNode,
     Node,
     UnaryIterator,
     UnaryNode,
@@ -99,7 +100,7 @@ class TakeWhileIterator(UnaryIterator):
 
 
 @dataclass(frozen=True, eq=False)
-class Scan(UnaryNode):
+class Scan(FunctionNode):
     """Passes a state from element to element, and yields a result at each.
 
     Attributes:
@@ -119,14 +120,6 @@ class Scan(UnaryNode):
 
     def source_length(self) -> int:
         raise self.cannot_be_split("each would have a state of its own")
-
-    def element_spec(self) -> Spec:
-        return spec_of(self.first())
-
-    @property
-    def has_static_spec(self) -> bool:
-        # A function makes the elements.
-        return False
 
     def _iterate(self, context: Context) -> ElementIterator:
         return ScanIterator(self, context)

@@ -108,3 +108,16 @@ def test_workers_cut_what_they_have(make_service, mode, workers):
     remote = dataset.apply(distribute(mode, make_service(workers).target))
     copies = workers if mode == "parallel_epochs" else 1
     assert sorted(numbers(remote)) == sorted([*range(50)] * copies)
+
+
+@pytest.mark.parametrize("method", ["batch", "padded_batch", "rebatch"])
+def test_structured_dtypes_batch_if_numpy_promotes_them(method):
+    def batched(*fields):
+        return list(
+            getattr(Dataset.from_source([np.zeros(1, field) for field in fields]), method)(2)
+        )
+
+    (batch,) = batched([("a", "i4")], [("a", "i8")])
+    assert batch.dtype == [("a", "i8")]
+    with pytest.raises(InvalidArgumentError, match=r"cannot batch .* in component 0"):
+        batched([("a", "i4")], [("b", "i4")])
