@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from dataservice.dataset.spec import Spec, spec_of
 from dataservice.errors import pack_error, unpack_error
-from mpidist.errors import UnimplementedError
+from mpidist.errors import InternalError, UnimplementedError
 
 
 class Failure:
@@ -450,6 +450,8 @@ class IndexReader:
             return range(self.position, self._length)
         splits, first = self._share.splits, self._share.first
         run = splits.run(self.position)
+        if run and run[0] < first:
+            raise InternalError(f"a pass over {first} and later source indices is given {run}")
         own = run[: bisect_left(run, first + self._length)]
         if not own:
             splits.start = self.position
@@ -489,7 +491,8 @@ class IndexedIterator(ElementIterator):
         self._closed = False
 
     def __next__(self) -> Any:
-        if self._closed:
+        scope = self._context.scope
+        if self._closed or (scope is not None and scope.closed):
             raise StopIteration
         if self._elements is None:
             places = zip(itertools.repeat(self._context.epoch), self._indices, strict=False)
@@ -500,6 +503,12 @@ class IndexedIterator(ElementIterator):
             raise
         except Exception:
             self._position += 1
+            raise
+        except BaseException:
+            # Nodes may have read some of the places of the element: begin with it again.
+            self._elements.close()
+            self._elements = None
+            self._indices.set_state(self._position)
             raise
         self._position += 1
         return element

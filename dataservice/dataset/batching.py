@@ -59,8 +59,8 @@ class BatchNode(UnaryNode):
     drop_remainder: bool
 
     @abstractmethod
-    def stack(self) -> Stack:
-        """Return an empty stack for the elements of one batch."""
+    def stack(self, size: int) -> Stack:
+        """Return an empty stack for at most so many elements of one batch."""
 
     def cardinality(self) -> int:
         count = self.parent.cardinality()
@@ -96,7 +96,7 @@ class BatchIterator(UnaryIterator):
 
     def __next__(self) -> Any:
         node = self._node
-        stack, count = node.stack(), 0
+        stack, count = node.stack(node.batch_size), 0
         elements = itertools.islice(self._parent, node.batch_size)
         for element in elements:
             try:
@@ -126,25 +126,31 @@ class _BatchReader(Reader):
         self._parent = node.parent.read(below, context)
 
     def __next__(self) -> Any:
-        stack, size, taken = self._node.stack(), 1, 0
         failed: Exception | None = None
+        stack: Stack | None = None
+        size, taken = 1, 0
         while taken < size:
             try:
                 element = next(self._parent)
-                if failed is None:
-                    stack.append(element)
             except StopIteration:
                 raise
             except Exception as error:  # the next batch begins where it would have begun
                 failed = failed or error
-            if not taken:
+            if stack is None:  # the size is known when its first place has been taken
                 size = self._sizes.popleft()
+                stack = self._node.stack(size)
+            if failed is None:
+                try:
+                    stack.append(element)
+                except Exception as error:
+                    failed = error
             taken += 1
         if failed is not None:
             try:
                 raise failed
             finally:
                 failed = None  # its traceback refers to this frame
+        assert stack is not None
         return stack.result()
 
     def close(self) -> None:
@@ -182,8 +188,8 @@ class Batch(BatchNode):
     def element_spec(self) -> Spec:
         return batched(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
 
-    def stack(self) -> Stack:
-        return _Stack(self.batch_size)
+    def stack(self, size: int) -> Stack:
+        return _Stack(size)
 
 
 def stack(elements: Sequence[Any]) -> Any:
@@ -515,7 +521,7 @@ class PaddedBatch(BatchNode):
         rows = self.batch_size if self.drop_remainder else None
         return self.padding.spec(self.parent.element_spec(), rows)
 
-    def stack(self) -> Stack:
+    def stack(self, size: int) -> Stack:
         return _PaddedStack(self.padding)
 
 

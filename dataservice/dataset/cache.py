@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -233,8 +234,9 @@ class CacheIterator(ElementIterator):
             self._parent.set_state(below[0])
             self._give_up()  # the first elements are not here
         elif self._kept is None:
-            for _ in range(given):
-                next(self)
+            while self._given < given:
+                with suppress(Exception):  # raised where the state was taken
+                    next(self)
         self._given = given
 
     def close(self) -> None:

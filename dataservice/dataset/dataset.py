@@ -106,7 +106,7 @@ class Dataset:
     ) -> Dataset:
         """Return an infinite dataset of whole numbers.
 
-        In a data service a single worker counts.
+        The workers of a data service share the numbers, each of them some at a time.
 
         Args:
             start: The first number.
@@ -129,7 +129,8 @@ class Dataset:
     ) -> Dataset:
         """Return an infinite dataset of random whole numbers in [0, 2 ** 32), as np.int64.
 
-        In a data service a single worker draws the numbers.
+        The workers of a data service share the numbers, but one worker draws them all if there is
+        no seed and ``rerandomize_each_iteration`` is False.
 
         Args:
             seed: The seed. With a seed the numbers are the same in every run.

@@ -45,6 +45,7 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.indexed import Map, mapped
 from dataservice.dataset.processes import RemoteFunction
+from mpidist.errors import FailedPreconditionError
 
 AUTOTUNE = -1
 """In place of ``num_parallel_calls``, and of the size of ``prefetch``: a number that serves."""
@@ -127,8 +128,9 @@ class ReadAhead:
         # the finalizer keeps alive: an error that has been raised refers to the frames of the pass.
         self._calls: deque[Call] = deque()
         self._lane = _Lane(limit, pool)
-        pool.open(self._lane, threads or limit)
+        # First, so that an interrupted call leaves no lane in the pool.
         self._finalizer = weakref.finalize(self, self._lane.close)
+        pool.open(self._lane, threads or limit)
         if scope is not None:
             scope.add(self._lane)
 
@@ -220,6 +222,11 @@ class ReadAhead:
             if self._lane.closed or not self._calls:
                 raise StopIteration
             call = self._first_done()
+            if call is None and self._lane.is_lost:
+                raise FailedPreconditionError(
+                    "a pass that was working ahead when the process was forked cannot continue in "
+                    "the child: start the pass in the child"
+                )
             if call is None:
                 return _NOT_READY
             if not isinstance(call.result, Over):
@@ -262,6 +269,7 @@ class _Lane:
         pauses: While positive, no call begins.
         awaited: The call that the consumer waits for; None stands for any.
         closed: Whether the results are not wanted any more.
+        is_lost: Whether a call was running in the parent of this process when that was forked.
     """
 
     def __init__(self, limit: int, pool: Pool) -> None:
@@ -270,7 +278,7 @@ class _Lane:
         self.runners: set[int] = set()
         self.threads = self.queued = self.pauses = 0
         self.awaited: Call | None = None
-        self.closed = False
+        self.closed = self.is_lost = False
         self._limit = limit
         self._waiting: deque[Call] = deque()
         self._over = False
@@ -327,6 +335,13 @@ class _Lane:
         self.end()
         with _LOCK:
             self.changed.notify_all()
+
+    def forget_threads(self) -> None:
+        """Go on in a child of a fork, which has no thread but the one that called it."""
+        self.changed = threading.Condition(_LOCK)
+        self.is_lost = bool(self.runners)
+        self.runners.clear()
+        self.threads = self.queued = 0
 
 
 class Pool:
@@ -386,17 +401,35 @@ class Pool:
                     return
                 self._threads += 1
                 self._idle += 1
+            begun: list[bool] = []
             try:
-                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-            except RuntimeError:
+                thread = threading.Thread(
+                    target=self._serve, args=(begun,), name=self._name, daemon=True
+                )
+                thread.start()
+            except BaseException:
                 with _LOCK:
-                    self._threads -= 1
-                    self._idle -= 1
+                    if not begun:  # an interrupt may come when the thread runs already
+                        begun.append(False)
+                        self._threads -= 1
+                        self._idle -= 1
                     for lane in self._backlog:
                         lane.changed.notify_all()
                 raise
 
-    def _serve(self) -> None:
+    def forget_threads(self) -> None:
+        """Go on in a child of a fork, which has no thread but the one that called it."""
+        self._changed = threading.Condition(_LOCK)
+        self._threads = self._idle = 0
+        self._backlog.clear()
+        for lane in self._lanes:
+            lane.forget_threads()
+
+    def _serve(self, begun: list[bool]) -> None:
+        with _LOCK:
+            if begun:  # the thread that started this one has counted it out
+                return
+            begun.append(True)
         while (lane := self._next_lane()) is not None:
             while lane.run_next() and not self._backlog:
                 pass
@@ -424,6 +457,15 @@ CALLS = Pool("dataservice-map")
 STAGES = Pool("dataservice-prefetch")
 
 
+def _forget_threads() -> None:
+    _LOCK._at_fork_reinit()  # type: ignore[attr-defined]  # another thread may have held it
+    for pool in (CALLS, STAGES):
+        pool.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
 logger = logging.getLogger(__name__)
 
 # How long close() waits for a user's function to return.
@@ -431,6 +473,8 @@ _CLOSE_S = 5.0
 # Passes that prefetch at the same time in this process have so many threads together, however many
 # there are. The consumers of the others make the elements themselves, as without a prefetch.
 _THREADS = 8
+# Elements that a prefetch holds at most, whatever is asked for.
+_LARGEST_BUFFER = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -537,7 +581,7 @@ class PrefetchIterator(ElementIterator):
         return not any(over.failure and over.failure.error is error for over in ends)
 
     def _fill(self) -> None:
-        while len(self._ahead) < self._size:
+        while len(self._ahead) < min(self._size, _LARGEST_BUFFER):
             self._ahead.add(None)
 
 

@@ -412,7 +412,11 @@ class _SharedIterator(ElementIterator):
         if self._elements is None:
             next(self._indices)
             self._elements = self._node.iterate(Context(seed=()))
-        return next(self._elements)
+        try:
+            return next(self._elements)
+        except StopIteration:
+            next(self._indices)  # ends, so that the next pass begins behind the index
+            raise
 
     def get_state(self) -> tuple[Any, Any]:
         within = None if self._elements is None else (self._elements.get_state(),)

@@ -310,3 +310,41 @@ def test_selections_of_what_is_not_the_source(make):
 def test_what_follows_keeps_the_source():
     dataset = Dataset.range(9).skip(2).map(str).shuffle(3).batch(2).repeat(3).prefetch(1)
     assert dataset.node.source_length() == 7
+
+
+@pytest.mark.parametrize("make", [lambda d: d, lambda d: d.batch(2), lambda d: d.prefetch(2)])
+def test_an_interrupted_element_is_made_again(make):
+    interrupts = iter([True])
+
+    def interrupted(i):
+        if i == 3 and next(interrupts, False):
+            raise KeyboardInterrupt
+        return i
+
+    dataset = make(Dataset.range(8).map(interrupted))
+    found = []
+    with iter(dataset) as elements:
+        while len(found) < 8:
+            try:
+                found += np.ravel(next(elements)).tolist()
+            except KeyboardInterrupt:
+                again = iter(dataset)
+                again.set_state(elements.get_state())
+                assert [n for e in again for n in np.ravel(e).tolist()] == list(
+                    range(len(found), 8)
+                )
+                if make(Dataset.range(1)).node.indexed_length() is None:
+                    break
+    assert found == list(range(8))
+
+
+def test_closing_ends_a_filter_that_finds_nothing_more(no_thread_is_left_behind):
+    elements = iter(Dataset.counter().filter(lambda i: i < 3).prefetch(1))
+    assert [int(next(elements)) for _ in range(3)] == [0, 1, 2]
+    elements.close()
+
+
+def test_sizes_beyond_all_elements():
+    (batch,) = Dataset.range(20).batch(10**12)
+    assert batch.tolist() == list(range(20))
+    assert len(list(Dataset.range(20).prefetch(10**9))) == 20

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import select
+import signal
 import threading
 import time
 
@@ -234,3 +236,50 @@ def test_a_state_that_is_taken_while_elements_are_made():
         again.close()
         assert values(itertools.islice(elements, 20)) == list(range(place, place + 20))
     elements.close()
+
+
+def in_child(function):
+    """What a function gives in a child that is forked from this process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, repr(function()).encode())
+        except BaseException as error:
+            os.write(writing, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        ready, _, _ = select.select([answer], [], [], 20)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return answer.read() if ready else "nothing within 20 s"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_a_fork_has_threads_of_its_own():
+    begun, go = threading.Event(), threading.Event()
+
+    def held(i):
+        begun.set()
+        assert go.wait(20)
+        return i
+
+    def fresh():
+        return sum(int(i) for i in Dataset.range(50).map(abs, 2).prefetch(2))
+
+    with iter(Dataset.range(9).map(abs, 4).prefetch(2)) as others:
+        next(others)
+        elements = iter(Dataset.range(9).map(held, 2))
+        taking = threading.Thread(target=next, args=(elements,), daemon=True)
+        taking.start()
+        assert begun.wait(20)
+        try:
+            assert in_child(fresh) == str(sum(range(50)))
+            assert in_child(lambda: next(elements)) == "FailedPreconditionError"
+        finally:
+            go.set()
+            taking.join(20)
+        assert [int(i) for i in elements] == list(range(1, 9))

@@ -24,6 +24,12 @@ EXACT = {
     "text": Dataset.from_tensor_slices(WORDS),
     "a list": Dataset.from_source([{"n": i} for i in range(13)]),
     "a generator": Dataset.from_generator(range, (17,)),
+    "a generator, repeated": Dataset.from_generator(range, (5,)).repeat(3),
+    "a generator, then numbers": Dataset.from_generator(range, (5,)).concatenate(R(7)),
+    "generators, repeated": R(9)
+    .filter(lambda i: i % 2)
+    .concatenate(Dataset.from_generator(range, (5,)))
+    .repeat(2),
     "an iterable": Dataset.from_source({3, 1, 4}),
     "map": R(25).map(lambda i: i * i),
     "parallel map": R(25).map(lambda i: i * i, 3),
