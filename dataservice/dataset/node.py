@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from dataservice.dataset.context import Context, Share
@@ -106,6 +106,10 @@ class Stages(Protocol):
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
         """Return an iterator over a node to use in place of the given one."""
+
+
+# The attribute in which ``fingerprint.identity`` keeps its result.
+IDENTITY = "identity_hash"
 
 
 class Node(ABC):
@@ -223,6 +227,18 @@ class Node(ABC):
     def summary(self) -> str:
         """Local. The description as text: equal in every process that runs the same script."""
         return f"{type(self).__name__.lower()}({_arguments(self)})"
+
+    def identity_values(self) -> Iterable[Any]:
+        """Return the values that tell this node apart from others of its class.
+
+        By default these are the values of the fields that are compared.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return [getattr(self, each.name) for each in fields if each.compare]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickles of equal nodes stay equal, whether the identity has been computed or not.
+        return {name: value for name, value in vars(self).items() if name != IDENTITY}
 
 
 def _timed(node: Node, elements: ElementIterator, context: Context) -> ElementIterator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,13 @@ class Listed(IndexedSource):
     def summary(self) -> str:
         """Local. See :class:`Node`."""
         return f"{len(self.elements)} elements"
+
+    def identity_values(self) -> Iterable[Any]:
+        """Return the number of elements.
+
+        Users iterate over many windows and save the state of none, so this must be fast.
+        """
+        return (len(self.elements),)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.context import Context
+from dataservice.dataset.fingerprint import identity
 from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
@@ -28,6 +29,7 @@ class Registered(Node):
         count: Its cardinality.
         length: The number of its source indices; -1 if it cannot be split.
         spec: Its element_spec; None if unknown.
+        identity_hash: Its identity, see :func:`identity`.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Registered(Node):
     count: int = field(repr=False)
     length: int = field(repr=False)
     spec: Any = field(repr=False)
+    identity_hash: bytes = field(repr=False)
 
     def cardinality(self) -> int:
         return self.count
@@ -54,6 +57,9 @@ class Registered(Node):
 
     def summary(self) -> str:
         return self.text
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)  # with the identity, which cannot be computed here
 
     def _iterate(self, context: Context) -> ElementIterator:
         raise UnimplementedError(f"{self.summary()} can only be read through its data service")
@@ -118,6 +124,7 @@ class Registration:
             length = -1
         request = pb.RegisterDatasetRequest(
             digest=parcel.digest(),
+            identity=identity(node),
             summary=node.summary(),
             source_length=length,
             name=self._name,
