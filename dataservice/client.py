@@ -60,8 +60,9 @@ def distribute(
             the loop over epochs: a new result begins with the job's first iteration, which may be
             over. Elements fetched but not used by a consumer that leaves or dies go to the others.
             The last consumer waits until a dead one has timed out. All must give the same dataset:
-            that is compared as its text, in which functions are names, so the functions of the
-            first consumer serve all. None: a stream of this consumer's own.
+            its operations, the code of its functions, its constants and arrays are compared.
+            Globals that functions use and the contents of other objects are not compared: those of
+            the first consumer serve all. None: a stream of this consumer's own.
         consumer_index: The index of this consumer, from 0 to ``num_consumers`` - 1.
         num_consumers: The number of consumers of the job. Without ``deterministic``, reads are
             coordinated: in every round each consumer gets one element of the same part of the
@@ -215,7 +216,9 @@ def from_dataset_id(
         service, lambda dispatcher: find_dataset(dispatcher, str(dataset_id), start_timeout_s)
     )
     spec = pickle.loads(info.spec) if info.spec else element_spec
-    node = Registered(str(dataset_id), info.summary, info.cardinality, info.source_length, spec)
+    node = Registered(
+        str(dataset_id), info.summary, info.cardinality, info.source_length, spec, info.identity
+    )
     _check_dataset(options, node, info.summary)
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
     dataset = _distributed(node, options, name)

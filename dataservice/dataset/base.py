@@ -14,7 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -296,6 +296,10 @@ class Stages(Protocol):
         """Return an iterator over a node to use in place of the given one."""
 
 
+# The attribute in which ``fingerprint.identity`` keeps its result.
+IDENTITY = "identity_hash"
+
+
 class Node(ABC):
     """A description of a sequence of elements; subclasses are frozen dataclasses.
 
@@ -411,6 +415,18 @@ class Node(ABC):
     def summary(self) -> str:
         """Return the description as text, equal in every process that runs the same script."""
         return f"{type(self).__name__.lower()}({_arguments(self)})"
+
+    def identity_values(self) -> Iterable[Any]:
+        """Return the values that tell this node apart from others of its class.
+
+        By default these are the values of the fields that are compared.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return [getattr(self, each.name) for each in fields if each.compare]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickles of equal nodes stay equal, whether the identity has been computed or not.
+        return {name: value for name, value in vars(self).items() if name != IDENTITY}
 
 
 def _timed(node: Node, elements: ElementIterator, context: Context) -> ElementIterator:

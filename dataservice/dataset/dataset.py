@@ -20,7 +20,7 @@ from dataservice.dataset.batching import Batch, Bucket, PaddedBatch, Padding, Re
 from dataservice.dataset.cache import Cache
 from dataservice.dataset.combining import Concatenate, Zip, check_alike
 from dataservice.dataset.execution import AHEAD, AUTOTUNE, CYCLE_LENGTH, ParallelMap, Prefetch
-from dataservice.dataset.fingerprint import fingerprint
+from dataservice.dataset.fingerprint import fingerprint, identity
 from dataservice.dataset.flattening import GroupByWindow, Interleave
 from dataservice.dataset.gpu import PrefetchToDevice, device_number
 from dataservice.dataset.indexed import CheckedSpec, Enumerate, Map, Repeat, Shard, Skip, Take
@@ -54,7 +54,7 @@ from dataservice.dataset.user_functions import (
 from dataservice.dataset.windows import Window
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-_STATE_FORMAT = 5
+_STATE_FORMAT = 6
 _STATE_KEY = "dataset_iterator"
 _CHECKPOINT_ARGS = ("checkpoint_interval", "directory", "max_to_keep", "step_counter")
 
@@ -1262,6 +1262,8 @@ class DatasetIterator(ElementIterator):
 
     def __init__(self, node: Node, context: Context) -> None:
         self._node = node
+        # Before the first element: functions may change lists and dicts that they have captured.
+        self._identity = identity(node)
         self._begin(context, 0)
 
     @property
@@ -1279,7 +1281,8 @@ class DatasetIterator(ElementIterator):
         """Return the position, for :meth:`set_state` of a later iterator.
 
         The cost does not grow with the position. The state contains the elements that ``shuffle``
-        and ``prefetch`` hold, and is small otherwise.
+        and ``prefetch`` hold, and is small otherwise. It names the dataset, by its text and by a
+        hash of its operations, code, constants and arrays.
 
         Returns:
             A pickle, for instance for ``strategy.save(..., extra={"data": state})``.
@@ -1289,11 +1292,16 @@ class DatasetIterator(ElementIterator):
                 fixed order.
         """
         context = self._context
-        head = (_STATE_FORMAT, self._node.summary(), context.seed, context.epoch, self.ignored)
-        return pickle.dumps((*head, self._elements.get_state()), protocol=5)
+        head = (_STATE_FORMAT, self._identity, self._node.summary())
+        within = (context.seed, context.epoch, self.ignored, self._elements.get_state())
+        return pickle.dumps((*head, *within), protocol=5)
 
     def set_state(self, state: bytes) -> None:
         """Continue at a saved position.
+
+        The dataset must be equal to that of the state: the same operations, code of functions,
+        constants and arrays. Globals and the contents of other objects are not compared, so a
+        restarted script may change them, for instance the folder of its log.
 
         Args:
             state: The result of :meth:`get_state` of an iterator over an equal dataset. It is
@@ -1305,13 +1313,15 @@ class DatasetIterator(ElementIterator):
             UnimplementedError: As :meth:`get_state`.
         """
         try:
-            version, summary, *within = pickle.loads(state)
+            version, its_identity, summary, *within = pickle.loads(state)
         except Exception as error:
             raise DataLossError(f"the state of an iterator is damaged: {error!r}") from error
-        if (version, summary) != (_STATE_FORMAT, self._node.summary()):
+        if (version, its_identity) != (_STATE_FORMAT, self._identity):
             raise InvalidArgumentError(
                 f"the state belongs to an iterator over {summary} (format {version}), not over "
-                f"{self._node.summary()} (format {_STATE_FORMAT})"
+                f"{self._node.summary()} (format {_STATE_FORMAT}): make the dataset as it was when "
+                "the state was saved, with the same operations, code of functions, constants and "
+                "arrays, or begin without the state"
             )
         seed, epoch, ignored, below = within
         self._elements.close()

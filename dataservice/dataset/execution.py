@@ -489,7 +489,7 @@ class Prefetch(UnaryNode):
 
     parent: Node
     buffer_size: int
-    threads: int = field(default=_THREADS, repr=False)
+    threads: int = field(default=_THREADS, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Self
@@ -304,3 +304,10 @@ class InMemory(IndexedSource):
 
     def summary(self) -> str:
         return f"{len(self.elements)} elements"
+
+    def identity_values(self) -> Iterable[Any]:
+        """Return the number of elements.
+
+        Users iterate over many windows and save the state of none, so this must be fast.
+        """
+        return (len(self.elements),)

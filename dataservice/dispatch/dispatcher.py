@@ -198,6 +198,7 @@ class Dispatcher:
                 spec=known.spec,
                 cardinality=known.cardinality,
                 source_length=known.source_length,
+                identity=known.identity,
             )
         )
 

@@ -38,13 +38,15 @@ class JobTable:
             InvalidArgumentError: The state is of another dataset or kind of job, or the job
                 exists with other parameters.
         """
-        summary = dataset.request.summary
+        summary, identity = dataset.request.summary, dataset.request.identity
         resumes = request.HasField("state")
-        if resumes and _is_of_other_kind(request.state, summary, request.terms):
+        if resumes and _is_of_other_kind(request.state, identity, request.terms):
             raise InvalidArgumentError(
                 f"the state belongs to an iterator over {request.state.summary}, read as "
                 f"{_read_as(request.state.terms)}, not over {summary}, read as "
-                f"{_read_as(request.terms)}"
+                f"{_read_as(request.terms)}: give distribute() the dataset and the arguments that "
+                "it had when the state was saved (with the same code of functions, constants and "
+                "arrays), or begin without the state"
             )
         job = self._by_name.get(request.job_name) if request.job_name else None
         if job is None:
@@ -53,12 +55,15 @@ class JobTable:
             # All consumers were restarted, and there are more or fewer of them now.
             resumes and _differ_in_consumers(job.terms, request.terms)
         )
-        # Compared as text: the pickle of one description may differ between processes.
-        if not same or job.dataset.request.summary != summary:
+        # Not by the digest: the pickle of one description may differ between processes.
+        known = job.dataset.request
+        if not same or known.identity != identity:
             raise InvalidArgumentError(
                 f"there is a job {job.name!r} with different parameters: existing "
-                f"{_described(job.terms)} over {job.dataset.request.summary}, new "
-                f"{_described(request.terms)} over {summary}; give one of them another job_name"
+                f"{_described(job.terms)} over {known.summary}, new "
+                f"{_described(request.terms)} over {summary}; make the arguments and the dataset "
+                "the same in all consumers (operations, code of functions, constants and arrays), "
+                "or give one of them another job_name"
             )
         return job
 
@@ -183,10 +188,10 @@ def _read_as(terms: pb.Terms) -> str:
     return name
 
 
-def _is_of_other_kind(begin: pb.State, summary: str, terms: pb.Terms) -> bool:
+def _is_of_other_kind(begin: pb.State, identity: bytes, terms: pb.Terms) -> bool:
     """Return whether an iteration with these terms cannot begin from a state."""
     theirs = begin.terms
-    if (begin.summary, theirs.reading) != (summary, terms.reading):
+    if (begin.identity, theirs.reading) != (identity, terms.reading):
         return True
     if terms.reading == pb.ROUNDS and theirs.num_consumers != terms.num_consumers:
         return True

@@ -70,6 +70,7 @@ def state_response(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.St
     """Return the state of an iteration for a consumer that is so far in some of its parts."""
     state = pb.State(
         summary=iteration.job.dataset.request.summary,
+        identity=iteration.job.dataset.request.identity,
         terms=iteration.job.terms,
         seed=iteration.seed,
         repetition=iteration.repetition,

@@ -56,7 +56,7 @@ ANY: Target
 LOCAL: Target
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("digest", "summary", "pickle", "source_length", "name", "spec", "cardinality")
+    __slots__ = ("digest", "summary", "pickle", "source_length", "name", "spec", "cardinality", "identity")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     PICKLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class RegisterDatasetRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CARDINALITY_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     summary: str
     pickle: bytes
@@ -71,7 +72,8 @@ class RegisterDatasetRequest(_message.Message):
     name: str
     spec: bytes
     cardinality: int
-    def __init__(self, digest: _Optional[bytes] = ..., summary: _Optional[str] = ..., pickle: _Optional[bytes] = ..., source_length: _Optional[int] = ..., name: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ...) -> None: ...
+    identity: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., summary: _Optional[str] = ..., pickle: _Optional[bytes] = ..., source_length: _Optional[int] = ..., name: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetReply(_message.Message):
     __slots__ = ("dataset_id", "name")
@@ -88,18 +90,20 @@ class DatasetInfoRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class DatasetInfo(_message.Message):
-    __slots__ = ("dataset_id", "summary", "spec", "cardinality", "source_length")
+    __slots__ = ("dataset_id", "summary", "spec", "cardinality", "source_length", "identity")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CARDINALITY_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
     summary: str
     spec: bytes
     cardinality: int
     source_length: int
-    def __init__(self, dataset_id: _Optional[int] = ..., summary: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ..., source_length: _Optional[int] = ...) -> None: ...
+    identity: bytes
+    def __init__(self, dataset_id: _Optional[int] = ..., summary: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ..., source_length: _Optional[int] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("dataset_id", "path", "compression", "spec")
@@ -558,7 +562,7 @@ class PartState(_message.Message):
     def __init__(self, part: _Optional[int] = ..., start: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., splits: _Optional[_Union[Splits, _Mapping]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("summary", "terms", "seed", "repetition", "parts", "next_index", "position", "skip", "next_part", "begin_round", "over")
+    __slots__ = ("summary", "terms", "seed", "repetition", "parts", "next_index", "position", "skip", "next_part", "begin_round", "over", "identity")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -570,6 +574,7 @@ class State(_message.Message):
     NEXT_PART_FIELD_NUMBER: _ClassVar[int]
     BEGIN_ROUND_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     summary: str
     terms: Terms
     seed: int
@@ -581,7 +586,8 @@ class State(_message.Message):
     next_part: int
     begin_round: int
     over: bool
-    def __init__(self, summary: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., seed: _Optional[int] = ..., repetition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., next_index: _Optional[int] = ..., position: _Optional[int] = ..., skip: _Optional[int] = ..., next_part: _Optional[int] = ..., begin_round: _Optional[int] = ..., over: bool = ...) -> None: ...
+    identity: bytes
+    def __init__(self, summary: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., seed: _Optional[int] = ..., repetition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., next_index: _Optional[int] = ..., position: _Optional[int] = ..., skip: _Optional[int] = ..., next_part: _Optional[int] = ..., begin_round: _Optional[int] = ..., over: bool = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("client_id", "parts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -117,6 +118,11 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         shown = [pb.ShardingPolicy.Name(job.policy)]
         shown += [pb.Reading.Name(job.reading)] if job.reading != pb.PRIVATE else []
         return f"{self.parent.summary()}.distributed({', '.join(shown)})"
+
+    def identity_values(self) -> Iterable[Any]:
+        # A state fits a job of another name, and a service at another address.
+        job = self.terms.job
+        return self.parent, pb.ShardingPolicy.Name(job.policy), pb.Reading.Name(job.reading)
 
     @property
     def job(self) -> str:

@@ -11,6 +11,7 @@ from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import Context, ElementIterator, Node
+from dataservice.dataset.fingerprint import identity
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset
@@ -27,6 +28,7 @@ class Registered(Node):
         count: Its cardinality.
         length: The number of its source indices; -1 if it cannot be split.
         spec: Its element_spec; None if unknown.
+        identity_hash: Its identity, see :func:`identity`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Registered(Node):
     count: int = field(repr=False)
     length: int = field(repr=False)
     spec: Any = field(repr=False)
+    identity_hash: bytes = field(repr=False)
 
     def cardinality(self) -> int:
         return self.count
@@ -53,6 +56,9 @@ class Registered(Node):
 
     def summary(self) -> str:
         return self.text
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)  # with the identity, which cannot be computed here
 
     def _iterate(self, context: Context) -> ElementIterator:
         raise UnimplementedError(f"{self.summary()} can only be read through its data service")
@@ -117,6 +123,7 @@ class Registration:
             length = -1
         request = pb.RegisterDatasetRequest(
             digest=parcel.digest(),
+            identity=identity(node),
             summary=node.summary(),
             source_length=length,
             name=self._name,

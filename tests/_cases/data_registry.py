@@ -42,7 +42,11 @@ class Play:
 
     def add_dataset(self, summary, length=10, digest=None, **others):
         request = pb.RegisterDatasetRequest(
-            digest=digest or summary.encode(), summary=summary, source_length=length, **others
+            digest=digest or summary.encode(),
+            identity=summary.encode(),
+            summary=summary,
+            source_length=length,
+            **others,
         )
         return self.registry.datasets.register(request)
 

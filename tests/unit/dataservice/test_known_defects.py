@@ -79,7 +79,6 @@ def test_a_flipped_bit_in_a_cache_file_is_an_error(tmp_path):
         list(dataset)
 
 
-@defect(31, "states are told apart by the text of the dataset")
 @pytest.mark.parametrize("differs", ["arrays", "functions"])
 def test_the_state_of_another_dataset_is_refused(differs):
     shift = 50 if differs == "arrays" else 0
@@ -91,7 +90,6 @@ def test_the_state_of_another_dataset_is_refused(differs):
         other.set_state(one.get_state())
 
 
-@defect(31, "trainers of one job silently get the first one's functions")
 def test_trainers_of_one_job_with_different_functions_are_refused(make_service):
     service = make_service(1)
     apply = distribute("distributed_epoch", service.target, "job")

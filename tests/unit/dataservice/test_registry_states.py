@@ -9,8 +9,10 @@ from mpidist.errors import InvalidArgumentError, NotFoundError
 
 def state_of(position=4, starts=(2, 2), terms=None, **others):
     """A state; totals are not known."""
+    summary = others.pop("summary", "range")
     return pb.State(
-        summary=others.pop("summary", "range"),
+        summary=summary,
+        identity=summary.encode(),
         terms=terms or terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=2),
         seed=77,
         repetition=others.pop("repetition", 0),

@@ -205,7 +205,7 @@ class Restarts(RuleBasedStateMachine):
         if position is not None and terms.reading not in (pb.SHARED, pb.PRIVATE):
             parts = [pb.PartState(part=part, start=position, total=-1) for part in range(2)]
             request.state.MergeFrom(
-                pb.State(summary="range", terms=terms, seed=5, position=position, parts=parts)
+                pb.State(identity=b"range", terms=terms, seed=5, position=position, parts=parts)
             )
         self.both(lambda play: play.registry.join(request, 1, self.now).id)
 
