@@ -19,7 +19,7 @@ from dataservice.read.distributed import Distributed
 from dataservice.read.registration import Registered, Registration, find_dataset
 from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.errors import InvalidArgumentError
 
 # Seconds for which register_dataset and distributed_save look for the dispatcher.
 _PATIENCE_S = 60.0
@@ -284,13 +284,4 @@ def _check_dataset(options: JobOptions, node: Node, summary: str) -> None:
     """Raise if a dataset cannot be split, or ends, and the options need another."""
     if options.job.policy == pb.DYNAMIC:
         node.source_length()
-    reads = {
-        pb.ROUNDS: "coordinated reads (num_consumers) need",
-        pb.CACHED: "a cross_trainer_cache needs",
-    }
-    read, count = reads.get(options.job.reading), node.cardinality()
-    if read is not None and count >= 0 and count != INFINITE_CARDINALITY:
-        raise FailedPreconditionError(
-            f"{read} an infinite dataset, but {summary} has {count} elements: call "
-            "repeat() before distribute()"
-        )
+    options.mode.check_cardinality(summary, node.cardinality())

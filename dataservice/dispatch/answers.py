@@ -233,7 +233,7 @@ class Answers:
         for removal in outcome.removals:
             updates.setdefault(removal.worker, pb.TasksUpdate()).forget.append(removal.task_id)
         for task in outcome.leased:
-            if not task.part.iteration.job.saves:
+            if not task.part.iteration.job.mode.writes_snapshot:
                 updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
         for worker, update in updates.items():
             self.tell(worker, "UpdateTasks", update)

@@ -141,14 +141,10 @@ class Fetcher:
         self.buffer = buffer_for(f"consumer {endpoint.address} of {job}", terms, begin)
         self.buffer.on_room = self._wake_up
         self.buffer.waits_for = self._waits_for
-        reading = terms.job.reading
-        self._shares = reading == pb.SHARED
-        # Where consumers say which elements they want. Elsewhere the worker chooses.
-        self._seeks = reading not in (pb.SHARED, pb.CACHED)
-        # Where others may get the buffered elements of a consumer, and must not get them twice.
-        self._leases = self._shares and terms.job.delivery == pb.EXACTLY_ONCE
+        self._mode = terms.mode
+        self._leases = terms.mode.leases_elements(terms.job)
         self._dispatcher = Caller(endpoint, service, "dispatcher", lambda: self.buffer.closed)
-        self._heartbeat = Heartbeat(self._dispatcher, self.buffer, shared=self._shares)
+        self._heartbeat = Heartbeat(self._dispatcher, self.buffer, terms.mode)
         self._codecs = CodecChoice(terms.compression, endpoint)
         self._tasks: dict[int, _Task] = {}
         self._state = pb.IterationState()
@@ -391,7 +387,7 @@ class Fetcher:
         if self._is_served:  # until now
             self._served = time.monotonic()
         self._state = state
-        if self._seeks:
+        if self._mode.seeks:
             for part in state.ended:
                 if part.total >= 0:
                     self._note_extent(part.part, part.total, end=True)
@@ -425,7 +421,7 @@ class Fetcher:
         if not tasks or now < self._next_request:
             return
         limit = self._terms.max_outstanding
-        if limit is None and self._shares:
+        if limit is None and self._mode.is_first_come:
             consumed = self._received - self.buffer.buffered
             limit = max(_FIRST_SHARED * len(tasks), consumed // _SHARED_PART)
         most, budget, hold = _ELEMENTS_PER_REPLY, float("inf"), True
@@ -462,13 +458,13 @@ class Fetcher:
             trainer_id=self._terms.trainer_id,
             codec=self._codecs.of(task.worker),
         )
-        if self._seeks:
+        if self._mode.seeks:
             body.acknowledged = self.buffer.watermark(task.part)
             if task.plan is None:
                 task.plan = plan = self.buffer.plan(task.part)
                 body.seek, body.start = True, plan.start
                 body.period, body.offset, body.until = plan.period, plan.offset, max(plan.until, 0)
-        elif self._shares:
+        elif self._mode.is_first_come:
             body.used.bounds.extend(self._heartbeat.take_consumed(task.part))
         task.sequence += 1
         try:
@@ -536,7 +532,7 @@ class Fetcher:
             self._pauses.reset()
         if body.failure:
             raise unpack_error(body.failure)
-        if self._seeks:
+        if self._mode.seeks:
             self._note_extent(task.part, body.stop, end=body.end)
         if body.end:
             task.ended = True
@@ -589,14 +585,15 @@ class Fetcher:
     def _all_ended(self) -> bool:
         """Return whether no more elements can come, as far as this consumer knows."""
         state = self._state
-        if state.waiting or state.settle or (self._shares and self.buffer.buffered):
+        if state.waiting or state.settle or (self._mode.is_first_come and self.buffer.buffered):
             return False
         if not self._tasks:
             # The elements of other consumers, or of workers that others read, may come here yet.
             return bool(state.finished or state.given_out or state.elsewhere)
         # The unanswered requests may get elements that another consumer gives back.
         return all(
-            task.ended and not (self._shares and task.calls) for task in self._tasks.values()
+            task.ended and not (self._mode.is_first_come and task.calls)
+            for task in self._tasks.values()
         )
 
     def _check_end(self) -> None:

@@ -13,6 +13,15 @@ from itertools import islice, takewhile
 from typing import Any
 
 from dataservice.compression import compress
+from dataservice.consumption import (
+    COORDINATED,
+    CROSS_TRAINER,
+    DETERMINISTIC,
+    EXCLUSIVE,
+    FIRST_COME,
+    Mode,
+    mode_of,
+)
 from dataservice.dataset import tree
 from dataservice.errors import pack_error
 from dataservice.proto import dataservice_pb2 as pb
@@ -629,6 +638,53 @@ class FirstComeBuffer(ElementBuffer):
     def _first_needed(self) -> int:
         sent = [min(items) for items in self._sent.values() if items]
         return min([*sent, *(item.index for item in self._waiting), self.produced])
+
+
+def buffer_for(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    """Return an empty buffer for the mode of consumption.
+
+    Args:
+        lease: The part, its beginning, and the elements that consumers have.
+        where: As for :class:`ElementBuffer`.
+        finished: Called as the buffer of the mode describes.
+        cache_bytes: Size of the window that trainers share.
+    """
+    return _MAKERS[mode_of(lease)](lease, where, finished, cache_bytes)
+
+
+def _make_retaining(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    limit = AHEAD_BYTES // max(lease.num_parts, 1)
+    return RetainingBuffer(where, lease.checkpoint, finished, max(lease.num_consumers, 1), limit)
+
+
+def _make_first_come(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    used = RangeSet([0, lease.start])
+    used.update(RangeSet(lease.used.bounds))
+    held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
+    retains = lease.delivery != pb.AT_MOST_ONCE
+    return FirstComeBuffer(where, lease.checkpoint, finished, used, held, retains)
+
+
+def _make_cross_trainer(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    return CrossTrainerBuffer(where, lease.checkpoint, cache_bytes)
+
+
+# A snapshot has a stream in place of a buffer.
+_MAKERS: dict[Mode, Callable[[pb.Task, str, Callable[[], None], int], ElementBuffer]] = {
+    EXCLUSIVE: _make_retaining,
+    DETERMINISTIC: _make_retaining,
+    COORDINATED: _make_retaining,
+    FIRST_COME: _make_first_come,
+    CROSS_TRAINER: _make_cross_trainer,
+}
 
 
 def _fitting(sizes: Iterable[int], most: int) -> int:

@@ -9,18 +9,12 @@ import time
 from collections.abc import Callable
 
 from dataservice.calls import Caller
+from dataservice.consumption import mode_of
 from dataservice.dataset.context import Context, Scope, Share, SplitsFailed
 from dataservice.dataset.node import Node
 from dataservice.dataset.stages import StageTimes
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.ranges import RangeSet
-from dataservice.work.buffers import (
-    AHEAD_BYTES,
-    CrossTrainerBuffer,
-    ElementBuffer,
-    FirstComeBuffer,
-    RetainingBuffer,
-)
+from dataservice.work.buffers import CrossTrainerBuffer, ElementBuffer, buffer_for
 from dataservice.work.checkpoints import Checkpoints
 from dataservice.work.errors import WithdrawnError
 from dataservice.work.feeds import DynamicSplits, StridedSplits
@@ -221,27 +215,14 @@ class Task:
             raise WithdrawnError(str(error)) from error
 
     def _make_destination(self, lease: pb.Task) -> ElementBuffer | SnapshotStream:
-        if lease.reading == pb.SAVED:
+        if mode_of(lease).writes_snapshot:
             with self._lock:
                 self._stream = SnapshotStream(self._where, lease, self._tell_end)
                 self._postponed.clear()
             return self._stream
-        buffer = self._make_buffer(lease)
+        buffer = buffer_for(lease, self._where, self._tell_end, self._cache_bytes)
         self._set_buffer(buffer)
         return buffer
-
-    def _make_buffer(self, lease: pb.Task) -> ElementBuffer:
-        where, begin = self._where, lease.checkpoint
-        if lease.reading == pb.SHARED:
-            used = RangeSet([0, lease.start])
-            used.update(RangeSet(lease.used.bounds))
-            held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
-            retains = lease.delivery != pb.AT_MOST_ONCE
-            return FirstComeBuffer(where, begin, self._tell_end, used, held, retains)
-        if lease.reading == pb.CACHED:
-            return CrossTrainerBuffer(where, begin, self._cache_bytes)
-        limit = AHEAD_BYTES // max(lease.num_parts, 1)
-        return RetainingBuffer(where, begin, self._tell_end, max(lease.num_consumers, 1), limit)
 
     def _evaluate(
         self, lease: pb.Task, dataset: Node, destination: ElementBuffer | SnapshotStream
@@ -304,11 +285,11 @@ class Task:
 
     def _share(self, lease: pb.Task, dataset: Node) -> Share | None:
         """Return the share of the source that the part evaluates; None for the whole source."""
-        is_shared = lease.num_parts > 1 if lease.reading == pb.SAVED else lease.policy == pb.DYNAMIC
-        if not is_shared:
-            return None
-        if lease.reading in (pb.SAVED, pb.ORDERED):
+        mode = mode_of(lease)
+        if mode.takes_strides(lease):
             return Share(StridedSplits(lease.part, lease.num_parts), dataset.source_length())
+        if not mode.takes_splits(lease):
+            return None
         splits = DynamicSplits(self._task_id, self._dispatcher, self._patience_s)
         return Share(splits, dataset.source_length())
 
