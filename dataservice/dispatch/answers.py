@@ -173,7 +173,7 @@ class Answers:
             self._writing = False
             self._carry_out()
 
-    def tell(self, worker: str, method: str, body: Message) -> None:
+    def notify(self, worker: str, method: str, body: Message) -> None:
         """Send a notice to a worker, if it is there."""
         try:
             self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
@@ -220,9 +220,9 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Tell workers the tasks to begin and the tasks and clients to forget. Log losses.
+        """Send workers the tasks to begin and the tasks and clients to forget. Log losses.
 
-        Heartbeats tell the tasks of saves, some at a time.
+        The answers to heartbeats name the tasks of saves, some at a time.
         """
         outcome = self._outcome.take()
         # Changes that came during the commit are for the next one.
@@ -235,10 +235,9 @@ class Answers:
         for task in outcome.leased:
             if not task.part.iteration.job.mode.writes_snapshot:
                 updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
-        for worker, update in updates.items():
-            self.tell(worker, "UpdateTasks", update)
         for departure in outcome.departures:
-            left = pb.ReleaseClientRequest(
+            updates.setdefault(departure.worker, pb.TasksUpdate()).departures.add(
                 client_id=departure.client_id, task_id=departure.task_id, used=departure.used
             )
-            self.tell(departure.worker, "ReleaseClient", left)
+        for worker, update in updates.items():
+            self.notify(worker, "UpdateTasks", update)

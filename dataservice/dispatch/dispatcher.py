@@ -156,7 +156,7 @@ class Dispatcher:
             workers = list(self._registry.workers.values())
         for worker in workers:
             body = pb.WorkerRequest(worker_id=worker.id)
-            self._answers.tell(worker.address, "DispatcherStopped", body)
+            self._answers.notify(worker.address, "DispatcherStopped", body)
 
     # Handlers are named as in the .proto file.
 

@@ -338,12 +338,24 @@ class Stage(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class TasksUpdate(_message.Message):
-    __slots__ = ("forget", "begin")
+    __slots__ = ("forget", "begin", "departures")
     FORGET_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    DEPARTURES_FIELD_NUMBER: _ClassVar[int]
     forget: _containers.RepeatedScalarFieldContainer[int]
     begin: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, forget: _Optional[_Iterable[int]] = ..., begin: _Optional[_Iterable[int]] = ...) -> None: ...
+    departures: _containers.RepeatedCompositeFieldContainer[Departure]
+    def __init__(self, forget: _Optional[_Iterable[int]] = ..., begin: _Optional[_Iterable[int]] = ..., departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("client_id", "task_id", "used")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    task_id: int
+    used: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskRequest(_message.Message):
     __slots__ = ("task_id",)
@@ -474,16 +486,6 @@ class CheckpointRequest(_message.Message):
     task_id: int
     index: int
     def __init__(self, task_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
-
-class ReleaseClientRequest(_message.Message):
-    __slots__ = ("client_id", "task_id", "used")
-    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    USED_FIELD_NUMBER: _ClassVar[int]
-    client_id: int
-    task_id: int
-    used: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("workers", "jobs")

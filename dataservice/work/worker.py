@@ -87,7 +87,6 @@ class DataWorker:
             self.GetCheckpoint,
             self.Probe,
             self.UpdateTasks,
-            self.ReleaseClient,
             self.DispatcherStopped,
         )
         endpoint.register("data_worker", {handler.__name__: handler for handler in handlers})
@@ -157,17 +156,8 @@ class DataWorker:
         return Reply(b"", [np.zeros(nbytes, np.uint8)])
 
     def UpdateTasks(self, request: Request) -> Reply:
-        """Begin and forget tasks."""
+        """Begin and forget tasks, and forget clients."""
         self._update(pb.TasksUpdate.FromString(request.body))
-        return Reply()
-
-    def ReleaseClient(self, request: Request) -> Reply:
-        """Give a client nothing more."""
-        body = pb.ReleaseClientRequest.FromString(request.body)
-        with self._lock:
-            task = self._tasks.get(body.task_id)
-        if task is not None:
-            task.release(body.client_id, list(body.used))
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
@@ -205,8 +195,13 @@ class DataWorker:
         return task
 
     def _update(self, update: pb.TasksUpdate) -> None:
-        """Forget and begin tasks, as the dispatcher decides."""
+        """Forget and begin tasks and forget clients, as the dispatcher decides."""
         self._forget(update.forget, CancelledError(_GIVEN_UP))
+        for departure in update.departures:
+            with self._lock:
+                task = self._tasks.get(departure.task_id)
+            if task is not None:
+                task.release(departure.client_id, list(departure.used))
         for task_id in update.begin:
             try:
                 with self._lock:
