@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
@@ -157,7 +157,7 @@ def register_dataset(
         raise ValueError(f"dataset_id must be a string that is not empty, not {dataset_id!r}")
     registration = Registration(dataset.node, dataset_id or "", with_spec=True)
 
-    def register(dispatcher: Caller) -> str:
+    def register(dispatcher: RpcClient) -> str:
         return registration.register(dispatcher, _PATIENCE_S).name
 
     name: str = _with_dispatcher(service, register)
@@ -263,17 +263,17 @@ def distributed_save(
         spec=spec_for_saving(dataset),
     )
 
-    def save(dispatcher: Caller) -> None:
+    def save(dispatcher: RpcClient) -> None:
         request.dataset_id = registration.dataset_id(dispatcher, _PATIENCE_S)
-        dispatcher.ask("dispatcher/SaveDataset", request, pb.SaveRequest)
+        dispatcher.call("dispatcher/SaveDataset", request, pb.SaveRequest)
 
     _with_dispatcher(dispatcher_address, save)
 
 
-def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], Any]) -> Any:
+def _with_dispatcher(service: str | tuple[str, str], what: Callable[[RpcClient], Any]) -> Any:
     protocol, address = service_of(service)
     with open_endpoint(protocol, peer=address) as endpoint:
-        return what(Caller(endpoint, address, "dispatcher", lambda: False))
+        return what(RpcClient(endpoint, address, "dispatcher", lambda: False))
 
 
 def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Dataset:

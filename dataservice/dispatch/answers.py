@@ -81,12 +81,12 @@ class Answers:
         self._news = threading.Event()
         self._full_since: float | None = None
         self._next_try = float("-inf")
-        self._holds = False
+        self._disk_is_full = False
 
     @property
-    def holds(self) -> bool:
+    def waits_for_disk(self) -> bool:
         """True if all answers wait for room on the disk; for the thread that writes."""
-        return self._holds
+        return self._disk_is_full
 
     def wait(self, limit_s: float) -> None:
         """Wait until there are changes to write, for at most ``limit_s``."""
@@ -155,18 +155,18 @@ class Answers:
             if records:
                 self._journal.commit(records)
         except Exception as error:
-            self._holds = self._waits_for_room(error, now)
+            self._disk_is_full = self._waits_for_room(error, now)
             with self._lock:
                 self._writing = False
                 self._outcome.changed = changed | self._outcome.changed
-                if self._holds:
+                if self._disk_is_full:
                     self._unwritten = unwritten + self._unwritten
                     return
             logger.exception("the dispatcher's journal cannot be written")
             for request, _ in unwritten:
                 request.fail(error)
             return
-        self._full_since, self._holds = None, False
+        self._full_since, self._disk_is_full = None, False
         for request, reply in unwritten:
             request.reply(reply.body, reply.buffers)
         with self._lock:

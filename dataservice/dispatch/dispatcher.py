@@ -363,7 +363,7 @@ class Dispatcher:
 
     def _check_timeouts(self, now: float) -> None:
         """Give up silent workers and clients, unless this dispatcher lets them wait."""
-        if self._answers.holds:
+        if self._answers.waits_for_disk:
             self._registry.hear_all(now)
         elif now >= self._next_check:
             self._next_check = now + self._check_period_s

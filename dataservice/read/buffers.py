@@ -28,7 +28,7 @@ from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.order import Order, Plan
-from dataservice.stall import Stall
+from dataservice.stall import SlowWait
 from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
 
@@ -220,16 +220,16 @@ class ElementBuffer(ABC):
 
     def _wait_until(self, holds: Callable[[], bool]) -> bool:
         """Wait, with the lock held, until a condition holds. Return False if it never will."""
-        stall = Stall(self._user, lambda: self.waits_for())
+        slow_wait = SlowWait(self._user, lambda: self.waits_for())
         self._user_waits = True
         try:
             while not holds():
                 if self.over or self.closed:
                     return False
-                limit_s = min(_ALIVE_PERIOD_S, stall.due_s)
+                limit_s = min(_ALIVE_PERIOD_S, slow_wait.due_s)
                 if not self._changed.wait(limit_s) and not self.is_fetched() and not self.over:
                     raise RuntimeError("the thread that fetches elements has died")
-                stall.look()
+                slow_wait.check()
             return True
         finally:
             self._user_waits = False

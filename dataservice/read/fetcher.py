@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.compression import CodecChoice, expand
 from dataservice.errors import unpack_error
 from dataservice.options import JobOptions
@@ -143,7 +143,7 @@ class Fetcher:
         self.buffer.waits_for = self._waits_for
         self._mode = terms.mode
         self._leases = terms.mode.leases_elements(terms.job)
-        self._dispatcher = Caller(endpoint, service, "dispatcher", lambda: self.buffer.closed)
+        self._dispatcher = RpcClient(endpoint, service, "dispatcher", lambda: self.buffer.closed)
         self._heartbeat = Heartbeat(self._dispatcher, self.buffer, terms.mode)
         self._codecs = CodecChoice(terms.compression, endpoint)
         self._tasks: dict[int, _Task] = {}
@@ -151,7 +151,7 @@ class Fetcher:
         self._lease_s = 0.0
         self._over = False
         self._got_tasks = False
-        self._told_why = False
+        self._has_explained = False
         # Monotonic times. A peer that is missing for too long since then is an error.
         self._served = self._heard = self._next_request = time.monotonic()
         self._failing_since: float | None = None  # requests, without an element in between
@@ -206,7 +206,7 @@ class Fetcher:
             )
         self._add_checkpoints(position.parts)
         request = pb.StateRequest(client_id=self._heartbeat.client_id, parts=position.parts)
-        return self._dispatcher.ask_patiently(
+        return self._dispatcher.call_with_retry(
             "dispatcher/GetState", request, pb.State, self._terms.start_timeout_s
         )
 
@@ -226,7 +226,9 @@ class Fetcher:
             task = tasks.get(part.part)
             if task is None:
                 continue
-            worker = Caller(self._endpoint, task.worker, "data worker", lambda: self.buffer.closed)
+            worker = RpcClient(
+                self._endpoint, task.worker, "data worker", lambda: self.buffer.closed
+            )
             request = pb.CheckpointRequest(task_id=task.id, index=part.start)
             with contextlib.suppress(UnavailableError):
                 work = worker.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
@@ -256,7 +258,7 @@ class Fetcher:
         self._request.dataset_id = self._registration.dataset_id(self._dispatcher, limit_s)
         # By the token the dispatcher knows this consumer, should the reply be lost.
         self._request.token = secrets.randbits(64)
-        reply = self._dispatcher.ask_patiently(
+        reply = self._dispatcher.call_with_retry(
             "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, limit_s
         )
         self._heartbeat.client_id = reply.client_id
@@ -400,7 +402,7 @@ class Fetcher:
         self._got_tasks |= bool(self._tasks)
         if state.finished and not self._got_tasks and not self._over:
             self._over = True
-            self._tell_why_nothing_comes()
+            self._explain_missing_elements()
 
     def _update_tasks(self, addresses: Iterable[pb.TaskAddress]) -> None:
         live = {address.task_id: address for address in addresses}
@@ -600,7 +602,7 @@ class Fetcher:
         beat = self._heartbeat
         if self._over:
             if self.buffer.lacks_elements:
-                self._tell_why_nothing_comes()
+                self._explain_missing_elements()
             self.buffer.finish()
         elif self._all_ended():
             # The next heartbeat asks about the end. One that the dispatcher holds does not.
@@ -609,10 +611,10 @@ class Fetcher:
             if beat.sent is None:
                 beat.due = 0.0
 
-    def _tell_why_nothing_comes(self) -> None:
-        if self._told_why:
+    def _explain_missing_elements(self) -> None:
+        if self._has_explained:
             return
-        self._told_why = True
+        self._has_explained = True
         number = self._request.repetition
         # A first iteration that is over was rarely meant. Later ones may just be short.
         logger.log(

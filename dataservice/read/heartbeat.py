@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.consumption import Mode
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
@@ -37,7 +37,7 @@ class Heartbeat:
         at_end: Whether the last heartbeat asks if the iteration has ended.
     """
 
-    def __init__(self, dispatcher: Caller, buffer: ElementBuffer, mode: Mode) -> None:
+    def __init__(self, dispatcher: RpcClient, buffer: ElementBuffer, mode: Mode) -> None:
         self._dispatcher = dispatcher
         self._buffer = buffer
         self._by_ranges = mode.is_first_come

@@ -365,7 +365,7 @@ class RetainingBuffer(ElementBuffer):
         # By consumer index: elements before the watermark are acknowledged.
         self._watermarks = dict.fromkeys(range(consumers), self.produced)
         self._cursors: dict[int | str, _Cursor] = {}
-        self._has_told = False
+        self._has_reported = False
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         self._elements[index] = element, size
@@ -456,8 +456,8 @@ class RetainingBuffer(ElementBuffer):
         self._cursors.pop(client_id, None)
 
     def _has_news(self) -> bool:
-        had_told, self._has_told = self._has_told, True
-        return not had_told
+        had_reported, self._has_reported = self._has_reported, True
+        return not had_reported
 
     def _first_needed(self) -> int:
         return min(self._watermarks.values())
@@ -555,7 +555,7 @@ class FirstComeBuffer(ElementBuffer):
         self._waiting: deque[_Item] = deque()
         self._sent: dict[int, dict[int, _Item]] = {}  # by client id and index
         # Whether all elements are sent, and whether all are acknowledged, as the dispatcher knows.
-        self._told = (False, False)
+        self._reported = (False, False)
 
     @property
     def holders(self) -> list[int]:
@@ -566,7 +566,7 @@ class FirstComeBuffer(ElementBuffer):
     def report(self, progress: pb.TaskProgress) -> None:
         """Fill in the number of elements, and whether all are acknowledged, if it is known."""
         super().report(progress)
-        progress.used_up = self._told[1]
+        progress.used_up = self._reported[1]
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         if index in self._used:
@@ -631,8 +631,8 @@ class FirstComeBuffer(ElementBuffer):
     def _has_news(self) -> bool:
         is_sent = not (self._waiting or self._given_up())
         stage = is_sent, is_sent and self._retains and not any(self._sent.values())
-        is_news = stage > self._told
-        self._told = max(stage, self._told)
+        is_news = stage > self._reported
+        self._reported = max(stage, self._reported)
         return is_news
 
     def _first_needed(self) -> int:

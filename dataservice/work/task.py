@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.consumption import mode_of
 from dataservice.dataset.context import Context, Scope, Share, SplitsFailed
 from dataservice.dataset.node import Node
@@ -35,8 +35,8 @@ class Task:
         task_id: The id that the dispatcher has given it.
         dispatcher: Calls the dispatcher. Its calls end when the worker is closed.
         patience_s: How long to try to reach the dispatcher, in seconds.
-        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given Caller,
-            whose calls end with the task.
+        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given client,
+            and these calls end with the task.
         where: The worker in words, for errors.
         cache_bytes: Size of the window that trainers share, if the job is read so.
 
@@ -47,15 +47,15 @@ class Task:
     def __init__(
         self,
         task_id: int,
-        dispatcher: Caller,
+        dispatcher: RpcClient,
         patience_s: float,
-        dataset_of: Callable[[pb.Task, Caller], Node],
+        dataset_of: Callable[[pb.Task, RpcClient], Node],
         where: str,
         cache_bytes: int,
     ) -> None:
         self._task_id = task_id
         self._scope = Scope()
-        self._dispatcher = Caller(
+        self._dispatcher = RpcClient(
             dispatcher.endpoint,
             dispatcher.peer,
             dispatcher.what,
@@ -208,7 +208,7 @@ class Task:
         """Return the part to evaluate; raise WithdrawnError if it is another worker's now."""
         request = pb.TaskRequest(task_id=self._task_id)
         try:
-            return self._dispatcher.ask_patiently(
+            return self._dispatcher.call_with_retry(
                 "dispatcher/GetTask", request, pb.Task, self._patience_s
             )
         except NotFoundError as error:
@@ -217,10 +217,10 @@ class Task:
     def _make_destination(self, lease: pb.Task) -> ElementBuffer | SnapshotStream:
         if mode_of(lease).writes_snapshot:
             with self._lock:
-                self._stream = SnapshotStream(self._where, lease, self._tell_end)
+                self._stream = SnapshotStream(self._where, lease, self._report_end)
                 self._postponed.clear()
             return self._stream
-        buffer = buffer_for(lease, self._where, self._tell_end, self._cache_bytes)
+        buffer = buffer_for(lease, self._where, self._report_end, self._cache_bytes)
         self._set_buffer(buffer)
         return buffer
 
@@ -293,7 +293,7 @@ class Task:
         splits = DynamicSplits(self._task_id, self._dispatcher, self._patience_s)
         return Share(splits, dataset.source_length())
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Tell the dispatcher how the part has ended. Heartbeats repeat it, in case it is lost."""
         destination = self._buffer or self._stream
         assert destination is not None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dataservice.calls import Caller, process_name
+from dataservice.calls import RpcClient, process_name
 from dataservice.compression import PROBE_BYTES
 from dataservice.config import WorkerConfig, seconds_of
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.stall import Stall, missing_dispatcher
+from dataservice.stall import SlowWait, missing_dispatcher
 from dataservice.work.datasets import Datasets
 from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
@@ -71,9 +71,9 @@ class DataWorker:
         self._cache_bytes = config.cross_trainer_cache_size_bytes or _CACHE_BYTES
         self._closed = threading.Event()
         self._closed_at = float("inf")
-        self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
+        self._dispatcher = RpcClient(endpoint, dispatcher, "dispatcher", self._closed.is_set)
         # For calls after which the dispatcher knows that this worker is here, or has left.
-        self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
+        self._membership = RpcClient(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
         self._datasets = Datasets(self._name, self._patience_s)
@@ -260,9 +260,13 @@ class DataWorker:
         request = pb.RegisterWorkerRequest(
             address=self.address, process=process_name(), tags=self._tags
         )
-        stall = Stall(f"data worker {self.address}", self._waits_for)
-        reply = self._membership.ask_patiently(
-            "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s, stall
+        slow_wait = SlowWait(f"data worker {self.address}", self._waits_for)
+        reply = self._membership.call_with_retry(
+            "dispatcher/RegisterWorker",
+            request,
+            pb.RegisterWorkerReply,
+            self._patience_s,
+            slow_wait,
         )
         self._worker_id = reply.worker_id
 
@@ -284,7 +288,7 @@ class DataWorker:
             holders=[held for task in tasks.values() if (held := task.holders()) is not None],
         )
         try:
-            reply = self._dispatcher.ask("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
+            reply = self._dispatcher.call("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
             self._update(reply)
         except NotFoundError:
             return self._register_again()
