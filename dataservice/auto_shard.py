@@ -14,18 +14,18 @@ from dataservice.dataset.indexed import Map, Shard
 from dataservice.dataset.readers import Files
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
-# Sources whose attribute ``paths`` names files, any of which can be read without the others.
+# Sources with an attribute ``paths``: names of files that can be read independently.
 _FILE_SOURCES = (Files,)
 
 _ADDRESS = re.compile(r"(?:(?P<protocol>[^/]*)://)?(?P<host>[^/]+?)(?::(?P<port>\d+|%port%))?")
 
 
 class EvaluatedElsewhere:
-    """Base of a node whose nodes below are evaluated by others: they are not rewritten."""
+    """Base class of nodes that have their parents evaluated elsewhere: those are not rewritten."""
 
 
 def auto_shard(node: Node, policy: ShardingPolicy, num_workers: int, index: int) -> Node:
-    """Local. The description of what one of several workers evaluates under a static policy.
+    """Return the part of a dataset that one of several workers evaluates under a static policy.
 
     FILE and HINT look at the description only, not into the datasets that functions make, as those
     given to ``interleave``. Under DATA and HINT every worker must evaluate the same sequence: give
@@ -36,10 +36,10 @@ def auto_shard(node: Node, policy: ShardingPolicy, num_workers: int, index: int)
         node: The whole.
         policy: How to divide it; OFF and DYNAMIC leave it as it is.
         num_workers: How many parts there are.
-        index: Which of them to describe, from 0.
+        index: The index of the part, from 0.
 
     Returns:
-        The description. Make it once for a dataset, because what ``cache`` keeps belongs to it.
+        The part. Make it once for a dataset, because the elements of ``cache`` belong to it.
 
     Raises:
         InvalidArgumentError: FILE: there are fewer files than workers.
@@ -63,10 +63,10 @@ def auto_shard(node: Node, policy: ShardingPolicy, num_workers: int, index: int)
 
 
 def worker_index(address: str, worker_addresses: Sequence[str]) -> int:
-    """Local. The place of a worker in the list of those that are configured.
+    """Return the place of a worker in the list of configured addresses.
 
     An entry without a port, or with ``%port%`` for one, stands for any worker of its host, but for
-    one only. So whoever asks puts the address there::
+    one only. So the caller puts the address there::
 
         addresses[worker_index(address, addresses)] = address
 
@@ -162,7 +162,7 @@ def _is_of_files(node: Node) -> TypeGuard[Files]:
 
 
 def _below(node: Node) -> dict[str, tuple[Node, ...]]:
-    """The nodes below, by the field that has them."""
+    """Return the nodes below, by the field that has them."""
     if isinstance(node, EvaluatedElsewhere):
         return {}
     assert dataclasses.is_dataclass(node)
@@ -178,7 +178,7 @@ def _below(node: Node) -> dict[str, tuple[Node, ...]]:
 
 
 def nodes_below(node: Node) -> list[Node]:
-    """Local. The nodes whose elements a node is made of."""
+    """List the nodes below a node, whose elements it uses."""
     return [one for nodes in _below(node).values() for one in nodes]
 
 
@@ -188,9 +188,9 @@ def _sources(node: Node) -> list[Node]:
 
 
 def _rewritten(node: Node, change: Callable[[Node], Node]) -> Node:
-    """The description with ``change(n)`` for every node n, those below first.
+    """Return the dataset with ``change(n)`` for every node n, from the sources up.
 
-    What stays equal stays the same object.
+    Equal nodes stay the same objects.
     """
     changes: dict[str, Any] = {}
     for name, nodes in _below(node).items():

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from dataservice.stall import Stall
+from dataservice.stall import SlowWait
 from dataservice.wire import Array
 from mpidist import Endpoint, Reply, Work
 from mpidist.errors import (
@@ -38,7 +38,7 @@ def process_name() -> str:
     return f"{socket.gethostname()}/{os.getpid()}-{_TOKEN}"
 
 
-class Caller:
+class RpcClient:
     """Calls the methods of one peer.
 
     Args:
@@ -78,12 +78,12 @@ class Caller:
         """Send a request that has no reply."""
         self.endpoint.notify(self.peer, method, request.SerializeToString())
 
-    def finish(self, work: Work, stall: Stall | None = None) -> Reply:
+    def finish(self, work: Work, slow_wait: SlowWait | None = None) -> Reply:
         """Wait for the reply of a call.
 
         Args:
             work: The Work that ``start`` returned.
-            stall: Reports the wait if it takes long.
+            slow_wait: Reports the wait if it takes long.
 
         Raises:
             CancelledError: ``stopped`` has returned True.
@@ -93,8 +93,8 @@ class Caller:
         while not work.is_completed():
             if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
-            if stall is not None:
-                stall.look()
+            if slow_wait is not None:
+                slow_wait.check()
             work.block(time.monotonic() + _STOP_PERIOD_S)
         try:
             reply: Reply = work.result()
@@ -105,17 +105,19 @@ class Caller:
     def _gone(self, error: Error) -> UnavailableError:
         return UnavailableError(f"the {self.what} at {self.peer} is gone: {error}")
 
-    def ask(self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()) -> M:
+    def call(
+        self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()
+    ) -> M:
         """Call, and wait for the reply; raises as :meth:`finish`."""
         return kind.FromString(self.finish(self.start(method, request, buffers)).body)
 
-    def ask_patiently(
+    def call_with_retry(
         self,
         method: str,
         request: Message,
         kind: type[M],
         limit_s: float,
-        stall: Stall | None = None,
+        slow_wait: SlowWait | None = None,
     ) -> M:
         """Call a peer that may not have started yet, again and again until it replies.
 
@@ -124,22 +126,22 @@ class Caller:
             request: The request.
             kind: Class of the reply.
             limit_s: Time limit of all attempts together, in seconds.
-            stall: Reports the wait if it takes long.
+            slow_wait: Reports the wait if it takes long.
 
         Raises:
             UnavailableError: No attempt had a reply within ``limit_s`` seconds.
         """
-        return kind.FromString(self.get_patiently(method, request, limit_s, stall).body)
+        return kind.FromString(self.fetch_with_retry(method, request, limit_s, slow_wait).body)
 
-    def get_patiently(
+    def fetch_with_retry(
         self,
         method: str,
         request: Message,
         limit_s: float,
-        stall: Stall | None = None,
+        slow_wait: SlowWait | None = None,
         buffers: Sequence[Array] = (),
     ) -> Reply:
-        """Call as :meth:`ask_patiently`, with buffers, and return the whole Reply."""
+        """Call as :meth:`call_with_retry`, with buffers, and return the whole Reply."""
         last: Error | None = None
         deadline = time.monotonic() + limit_s
         backoff = Backoff(longest_s=_STOP_PERIOD_S)
@@ -147,7 +149,7 @@ class Caller:
             remaining = max(deadline - time.monotonic(), 0.0)
             try:
                 work = self.start(method, request, buffers, timeout=remaining)
-                return self.finish(work, stall)
+                return self.finish(work, slow_wait)
             except (DeadlineExceededError, UnavailableError) as error:
                 # The short time of the last attempt says less than the error before it.
                 if last is None or isinstance(error, UnavailableError):
@@ -159,6 +161,6 @@ class Caller:
                     ) from last
             if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
-            if stall is not None:
-                stall.look()
+            if slow_wait is not None:
+                slow_wait.check()
             backoff.pause()

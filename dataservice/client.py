@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
@@ -19,7 +19,7 @@ from dataservice.read.distributed import Distributed
 from dataservice.read.registration import Registered, Registration, find_dataset
 from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.errors import InvalidArgumentError
 
 # Seconds for which register_dataset and distributed_save look for the dispatcher.
 _PATIENCE_S = 60.0
@@ -158,7 +158,7 @@ def register_dataset(
         raise ValueError(f"dataset_id must be a string that is not empty, not {dataset_id!r}")
     registration = Registration(dataset.node, dataset_id or "", with_spec=True)
 
-    def register(dispatcher: Caller) -> str:
+    def register(dispatcher: RpcClient) -> str:
         return registration.register(dispatcher, _PATIENCE_S).name
 
     name: str = _with_dispatcher(service, register)
@@ -266,17 +266,17 @@ def distributed_save(
         spec=spec_for_saving(dataset),
     )
 
-    def save(dispatcher: Caller) -> None:
+    def save(dispatcher: RpcClient) -> None:
         request.dataset_id = registration.dataset_id(dispatcher, _PATIENCE_S)
-        dispatcher.ask("dispatcher/SaveDataset", request, pb.SaveRequest)
+        dispatcher.call("dispatcher/SaveDataset", request, pb.SaveRequest)
 
     _with_dispatcher(dispatcher_address, save)
 
 
-def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], Any]) -> Any:
+def _with_dispatcher(service: str | tuple[str, str], what: Callable[[RpcClient], Any]) -> Any:
     protocol, address = service_of(service)
     with open_endpoint(protocol, peer=address) as endpoint:
-        return what(Caller(endpoint, address, "dispatcher", lambda: False))
+        return what(RpcClient(endpoint, address, "dispatcher", lambda: False))
 
 
 def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Dataset:
@@ -287,13 +287,4 @@ def _check_dataset(options: JobOptions, node: Node, summary: str) -> None:
     """Raise if a dataset cannot be split, or ends, and the options need another."""
     if options.job.policy == pb.DYNAMIC:
         node.source_length()
-    reads = {
-        pb.ROUNDS: "coordinated reads (num_consumers) need",
-        pb.CACHED: "a cross_trainer_cache needs",
-    }
-    read, count = reads.get(options.job.reading), node.cardinality()
-    if read is not None and count >= 0 and count != INFINITE_CARDINALITY:
-        raise FailedPreconditionError(
-            f"{read} an infinite dataset, but {summary} has {count} elements: call "
-            "repeat() before distribute()"
-        )
+    options.mode.check_cardinality(summary, node.cardinality())

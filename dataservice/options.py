@@ -7,10 +7,8 @@ from functools import cached_property
 
 from dataservice.compression import check_compression
 from dataservice.config import ShardingPolicy, check_int, check_transfer
+from dataservice.consumption import Mode, mode_for
 from dataservice.proto import dataservice_pb2 as pb
-
-# Parts of an iteration whose order is fixed: the largest number of workers that share the work.
-NUM_SHARDS = 16
 
 _DELIVERIES = {
     "exactly_once": pb.EXACTLY_ONCE,
@@ -111,8 +109,10 @@ class JobOptions:
         limit_s = self.start_timeout_s
         if not isinstance(limit_s, int | float) or not limit_s > 0:
             raise ValueError(f"start_timeout_s must be positive, not {limit_s!r}")
-        self._check_reading()
-        self._check_combination()
+        cache = self.cross_trainer_cache
+        if cache is not None and not isinstance(cache, CrossTrainerCache):
+            raise ValueError(f"cross_trainer_cache must be a CrossTrainerCache, not {cache!r}")
+        self.mode.check(self)
 
     @property
     def protocol(self) -> str | None:
@@ -135,35 +135,22 @@ class JobOptions:
         """The reader of a cross-trainer cache; empty without one."""
         return self.cross_trainer_cache.trainer_id if self.cross_trainer_cache is not None else ""
 
+    @property
+    def mode(self) -> Mode:
+        """The mode of consumption."""
+        return mode_for(self)
+
     @cached_property
     def job(self) -> pb.Terms:
         """The options that all consumers of the job must agree on."""
         job = pb.Terms(
             policy=pb.ShardingPolicy.Name(ShardingPolicy.of(self.processing_mode).value),
-            reading=self._reading,
+            consumption=self.mode.number,
             delivery=_DELIVERIES[self.delivery],
             target=_TARGETS[str(self.target_workers).upper()],
         )
-        if self._has_order:
-            job.num_consumers = self.num_consumers or 1
-            job.num_shards = NUM_SHARDS if self.num_shards is None else self.num_shards
-        elif self._reading == pb.PRIVATE:
-            job.num_consumers = 1
+        self.mode.complete(job, self)
         return job
-
-    @property
-    def _reading(self) -> pb.Reading:
-        if self.cross_trainer_cache is not None:
-            return pb.CACHED
-        if self.deterministic:
-            return pb.ORDERED
-        if self.num_consumers is not None:
-            return pb.ROUNDS
-        return pb.PRIVATE if self.job_name is None else pb.SHARED
-
-    @property
-    def _has_order(self) -> bool:
-        return self._reading in (pb.ORDERED, pb.ROUNDS)
 
     def _check_consumers(self) -> None:
         index, count = self.consumer_index, self.num_consumers
@@ -178,41 +165,4 @@ class JobOptions:
         if index >= count:
             raise ValueError(
                 f"consumer_index must be in [0, num_consumers), not {index} of {count}"
-            )
-
-    def _check_reading(self) -> None:
-        cache = self.cross_trainer_cache
-        if cache is not None:
-            if not isinstance(cache, CrossTrainerCache):
-                raise ValueError(f"cross_trainer_cache must be a CrossTrainerCache, not {cache!r}")
-            if self.job_name is None:
-                raise ValueError("cross_trainer_cache needs a job_name that the trainers share")
-            if self.num_consumers is not None or self.deterministic:
-                raise ValueError(
-                    "cross_trainer_cache does not go with num_consumers or deterministic=True: "
-                    "trainers that are late do not get all elements"
-                )
-        elif self.deterministic and self.job_name is not None and self.num_consumers is None:
-            raise ValueError(
-                "deterministic=True with a job_name needs num_consumers and consumer_index, which "
-                "say who gets which elements"
-            )
-
-    def _check_combination(self) -> None:
-        if self.num_shards is not None and not self._has_order:
-            raise ValueError("num_shards needs deterministic=True or num_consumers")
-        if self.deterministic and self.job.policy != pb.DYNAMIC:
-            raise ValueError(
-                "deterministic=True needs processing_mode 'distributed_epoch': under the others "
-                "there are as many copies or parts as workers"
-            )
-        if self.job.delivery == pb.AT_MOST_ONCE and self._has_order:
-            raise ValueError(
-                "delivery='at_most_once' does not go with num_consumers or deterministic=True: "
-                "where a part has been given up, consumers would not know whose turn it is"
-            )
-        if self.job.target == pb.LOCAL and self._has_order:
-            raise ValueError(
-                "target_workers='LOCAL' does not go with num_consumers or deterministic=True: all "
-                "consumers read from all workers"
             )

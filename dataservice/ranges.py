@@ -21,7 +21,7 @@ class RangeSet:
             self.add(start, stop)
 
     def add(self, start: int, stop: int) -> None:
-        """Local. Add ``start`` to ``stop``, exclusive."""
+        """Add the numbers from ``start`` to ``stop``, exclusive."""
         if start >= stop:
             return
         # The runs that it touches become one with it.
@@ -34,22 +34,22 @@ class RangeSet:
         self._stops[first:last] = [stop]
 
     def update(self, other: RangeSet) -> None:
-        """Local. Add all of another set."""
+        """Add all numbers of another set."""
         for start, stop in other.runs():
             self.add(start, stop)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Local. Start and stop of every run, in order."""
+        """Return start and stop of every run, in order."""
         return zip(self._starts, self._stops, strict=True)
 
     @property
     def bounds(self) -> list[int]:
-        """Local. start, stop, start, stop, ... in order: what the constructor takes."""
+        """The start, stop, start, stop, ... of the runs in order, as for the constructor."""
         return [bound for run in self.runs() for bound in run]
 
     @property
     def prefix(self) -> int:
-        """Local. The smallest number from 0 on that is not in the set."""
+        """The smallest number from 0 on that is not in the set."""
         return self._stops[0] if self._starts and self._starts[0] <= 0 else 0
 
     def __len__(self) -> int:

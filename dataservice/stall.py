@@ -11,7 +11,7 @@ from dataservice.config import stall_s
 logger = logging.getLogger(__name__)
 
 
-class Stall:
+class SlowWait:
     """A wait, which begins now. After ``stall_s()`` seconds it is reported, once, by a warning.
 
     Args:
@@ -30,7 +30,7 @@ class Stall:
         """Seconds until the warning; infinite after it."""
         return max(self._since + self._limit_s - time.monotonic(), 0.0)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log the warning if it is due. Call this in every round of the wait."""
         if self.due_s > 0:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.options import service_of
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import open_endpoint
@@ -121,8 +121,8 @@ def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -
     """
     protocol, address = service_of(service)
     with open_endpoint(protocol, peer=address) as endpoint:
-        dispatcher = Caller(endpoint, address, "dispatcher", lambda: False)
-        status = dispatcher.ask_patiently(
+        dispatcher = RpcClient(endpoint, address, "dispatcher", lambda: False)
+        status = dispatcher.call_with_retry(
             "dispatcher/GetStatus", pb.ClientRequest(), pb.Status, timeout_s
         )
     return ServiceStatus(

@@ -30,7 +30,7 @@ from dataservice.snapshot import metadata
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Progress
 from dataservice.snapshot.reader import ChunkReader, open_chunk
-from dataservice.stall import Stall
+from dataservice.stall import SlowWait
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -705,7 +705,7 @@ class _Poll:
             StopIteration: The wait has been ended.
         """
         path = self._node.path
-        stall = Stall(
+        slow_wait = SlowWait(
             f"the load of the snapshot {path!r}",
             lambda: f"{what}: does somebody save it, and to this folder, as it is seen from here?",
         )
@@ -713,6 +713,6 @@ class _Poll:
             found = look()
             if found is not None:
                 return found
-            stall.look()
-            self._closed.wait(min(_POLL_S, stall.due_s))
+            slow_wait.check()
+            self._closed.wait(min(_POLL_S, slow_wait.due_s))
         raise StopIteration

@@ -81,12 +81,12 @@ class Answers:
         self._news = threading.Event()
         self._full_since: float | None = None
         self._next_try = float("-inf")
-        self._holds = False
+        self._disk_is_full = False
 
     @property
-    def holds(self) -> bool:
+    def waits_for_disk(self) -> bool:
         """True if all answers wait for room on the disk; for the thread that writes."""
-        return self._holds
+        return self._disk_is_full
 
     def wait(self, limit_s: float) -> None:
         """Wait until there are changes to write, for at most ``limit_s``."""
@@ -155,25 +155,25 @@ class Answers:
             if records:
                 self._journal.commit(records)
         except Exception as error:
-            self._holds = self._waits_for_room(error, now)
+            self._disk_is_full = self._waits_for_room(error, now)
             with self._lock:
                 self._writing = False
                 self._outcome.changed = changed | self._outcome.changed
-                if self._holds:
+                if self._disk_is_full:
                     self._unwritten = unwritten + self._unwritten
                     return
             logger.exception("the dispatcher's journal cannot be written")
             for request, _ in unwritten:
                 request.fail(error)
             return
-        self._full_since, self._holds = None, False
+        self._full_since, self._disk_is_full = None, False
         for request, reply in unwritten:
             request.reply(reply.body, reply.buffers)
         with self._lock:
             self._writing = False
             self._carry_out()
 
-    def tell(self, worker: str, method: str, body: Message) -> None:
+    def notify(self, worker: str, method: str, body: Message) -> None:
         """Send a notice to a worker, if it is there."""
         try:
             self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
@@ -220,9 +220,9 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Tell workers the tasks to begin and the tasks and clients to forget. Log losses.
+        """Send workers the tasks to begin and the tasks and clients to forget. Log losses.
 
-        Heartbeats tell the tasks of saves, some at a time.
+        The answers to heartbeats name the tasks of saves, some at a time.
         """
         outcome = self._outcome.take()
         # Changes that came during the commit are for the next one.
@@ -233,12 +233,11 @@ class Answers:
         for removal in outcome.removals:
             updates.setdefault(removal.worker, pb.TasksUpdate()).forget.append(removal.task_id)
         for task in outcome.leased:
-            if not task.part.iteration.job.saves:
+            if not task.part.iteration.job.mode.writes_snapshot:
                 updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
-        for worker, update in updates.items():
-            self.tell(worker, "UpdateTasks", update)
         for departure in outcome.departures:
-            left = pb.ReleaseClientRequest(
+            updates.setdefault(departure.worker, pb.TasksUpdate()).departures.add(
                 client_id=departure.client_id, task_id=departure.task_id, used=departure.used
             )
-            self.tell(departure.worker, "ReleaseClient", left)
+        for worker, update in updates.items():
+            self.notify(worker, "UpdateTasks", update)

@@ -156,7 +156,7 @@ class Dispatcher:
             workers = list(self._registry.workers.values())
         for worker in workers:
             body = pb.WorkerRequest(worker_id=worker.id)
-            self._answers.tell(worker.address, "DispatcherStopped", body)
+            self._answers.notify(worker.address, "DispatcherStopped", body)
 
     # Handlers are named as in the .proto file.
 
@@ -364,7 +364,7 @@ class Dispatcher:
 
     def _check_timeouts(self, now: float) -> None:
         """Give up silent workers and clients, unless this dispatcher lets them wait."""
-        if self._answers.holds:
+        if self._answers.waits_for_disk:
             self._registry.hear_all(now)
         elif now >= self._next_check:
             self._next_check = now + self._check_period_s

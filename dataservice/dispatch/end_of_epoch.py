@@ -32,13 +32,13 @@ def dismiss_if_done(client: Client) -> bool:
     iteration, since = client.iteration, client.at_end_since
     if since is None:
         return False
-    terms = iteration.job.terms
-    if terms.reading != pb.SHARED or iteration.finished:
+    job = iteration.job
+    if not job.mode.is_first_come or iteration.finished:
         client.dismissed = True
     elif not any(_may_come_to(client, part) for part in iteration.parts.values()):
         alone = not any(not other.dismissed and other.heard >= since for other in _others(client))
         # Under at_most_once no elements return from others.
-        client.dismissed |= terms.delivery == pb.AT_MOST_ONCE or not alone
+        client.dismissed |= job.terms.delivery == pb.AT_MOST_ONCE or not alone
     return client.dismissed
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataservice.consumption import mode_of
 from dataservice.dispatch.records import Dataset, Iteration, Job, Outcome
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import AlreadyExistsError, InvalidArgumentError
-
-# The readings that error messages name.
-_SPECIAL = (pb.ORDERED, pb.ROUNDS, pb.CACHED)
 
 
 class JobTable:
@@ -43,17 +41,18 @@ class JobTable:
         if resumes and _is_of_other_kind(request.state, identity, request.terms):
             raise InvalidArgumentError(
                 f"the state belongs to an iterator over {request.state.summary}, read as "
-                f"{_read_as(request.state.terms)}, not over {summary}, read as "
-                f"{_read_as(request.terms)}: give distribute() the dataset and the arguments that "
-                "it had when the state was saved (with the same code of functions, constants and "
-                "arrays), or begin without the state"
+                f"{mode_of(request.state.terms).describe(request.state.terms)}, not over "
+                f"{summary}, read as {mode_of(request.terms).describe(request.terms)}: give "
+                "distribute() the dataset and the arguments that it had when the state was saved "
+                "(with the same code of functions, constants and arrays), or begin without the "
+                "state"
             )
         job = self._by_name.get(request.job_name) if request.job_name else None
         if job is None:
             return self.add_job(request.job_name, dataset, request.terms)
         same = job.terms == request.terms or (
             # All consumers were restarted, and there are more or fewer of them now.
-            resumes and _differ_in_consumers(job.terms, request.terms)
+            resumes and job.mode.is_continued_by(job.terms, request.terms)
         )
         # Not by the digest: the pickle of one description may differ between processes.
         known = job.dataset.request
@@ -113,7 +112,7 @@ class JobTable:
             job.finished.discard(request.repetition)
             self._outcome.touch(job)
         next_index = None
-        if job.deals_out_splits:
+        if job.mode.takes_splits(job.terms):
             next_index = begin.next_index if begin is not None else 0
         seed = begin.seed if begin else seed
         iteration = Iteration(next(self._ids), job, request.repetition, seed, begin, next_index)
@@ -148,13 +147,8 @@ def taken_back(job: Job, request: pb.IterationRequest) -> list[Iteration]:
         return []
     begin = iteration.begin
     is_other = begin is None or begin.position != request.state.position
-    rejoins = has_consumer_index(job.terms) and request.consumer_index in iteration.joined
+    rejoins = job.mode.has_consumer_index and request.consumer_index in iteration.joined
     return [iteration] if is_other or rejoins else []
-
-
-def has_consumer_index(terms: pb.Terms) -> bool:
-    """Return whether the consumers of a job are told apart by their indices."""
-    return terms.reading in (pb.ORDERED, pb.ROUNDS)
 
 
 def check_index_is_free(iteration: Iteration, index: int) -> None:
@@ -170,8 +164,8 @@ def check_index_is_free(iteration: Iteration, index: int) -> None:
 def _described(terms: pb.Terms) -> str:
     """Describe terms in words: those that are not the default."""
     words = [pb.ShardingPolicy.Name(terms.policy)]
-    if terms.reading in _SPECIAL:
-        words.append(f"reading {pb.Reading.Name(terms.reading)}")
+    if not mode_of(terms).is_default:
+        words.append(f"consumption {mode_of(terms).name}")
     for name, kind in (("delivery", pb.Delivery), ("target", pb.Target)):
         if getattr(terms, name):
             words.append(f"{name} {kind.Name(getattr(terms, name))}")
@@ -180,27 +174,9 @@ def _described(terms: pb.Terms) -> str:
     return ", ".join(words)
 
 
-def _read_as(terms: pb.Terms) -> str:
-    """Describe in words how elements come to consumers."""
-    name = pb.Reading.Name(terms.reading)
-    if has_consumer_index(terms):
-        name += f" by {terms.num_consumers} consumers from {terms.num_shards} parts"
-    return name
-
-
 def _is_of_other_kind(begin: pb.State, identity: bytes, terms: pb.Terms) -> bool:
     """Return whether an iteration with these terms cannot begin from a state."""
-    theirs = begin.terms
-    if (begin.identity, theirs.reading) != (identity, terms.reading):
+    mode = mode_of(terms)
+    if begin.identity != identity or mode_of(begin.terms) is not mode:
         return True
-    if terms.reading == pb.ROUNDS and theirs.num_consumers != terms.num_consumers:
-        return True
-    return has_consumer_index(terms) and theirs.num_shards != terms.num_shards
-
-
-def _differ_in_consumers(terms: pb.Terms, other: pb.Terms) -> bool:
-    """Return whether two terms are of one order, for different numbers of consumers."""
-    same = pb.Terms()
-    same.CopyFrom(terms)
-    same.num_consumers = other.num_consumers
-    return terms.reading == pb.ORDERED and terms != other and same == other
+    return any(getattr(begin.terms, name) != getattr(terms, name) for name in mode.fixed_terms)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dataservice.consumption import Mode, mode_of
 from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
@@ -87,19 +88,9 @@ class Job:
     finished: set[int] = field(default_factory=set)
 
     @property
-    def shared(self) -> bool:
-        """True if each element goes to the consumer that asks first."""
-        return self.terms.reading == pb.SHARED
-
-    @property
-    def saves(self) -> bool:
-        """True if workers write the elements to a snapshot."""
-        return self.terms.reading == pb.SAVED
-
-    @property
-    def deals_out_splits(self) -> bool:
-        """True if workers take splits of the source as they go."""
-        return self.terms.policy == pb.DYNAMIC and self.terms.reading != pb.ORDERED
+    def mode(self) -> Mode:
+        """Its mode of consumption."""
+        return mode_of(self.terms)
 
 
 @dataclass(eq=False)
@@ -261,7 +252,7 @@ class Iteration:
     @property
     def wanted(self) -> bool:
         """True if workers shall go on with it."""
-        saved = self.job.saves and not self.failure[0]
+        saved = self.job.mode.writes_snapshot and not self.failure[0]
         return (saved or bool(self.clients)) and not self.finished
 
     @property

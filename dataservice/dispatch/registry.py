@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from dataservice.consumption import SNAPSHOT
 from dataservice.dispatch.dataset_table import DatasetTable
 from dataservice.dispatch.end_of_epoch import is_away, is_waited_for
 from dataservice.dispatch.job_table import (
     JobTable,
     check_index_is_free,
-    has_consumer_index,
     taken_back,
 )
 from dataservice.dispatch.records import (
@@ -216,7 +216,7 @@ class Registry:
         if used_up:
             part.used.add(0, total)
         # A snapshot's parts have no consumers that use them.
-        part.finished |= part.iteration.job.saves
+        part.finished |= part.iteration.job.mode.writes_snapshot
         self._outcome.touch(part)
         self._finish_if_used(part)
 
@@ -251,7 +251,7 @@ class Registry:
                 f"but no worker of this dispatcher runs in {request.process}"
             )
         iteration = self._iteration_of(request, dataset, seed)
-        if has_consumer_index(iteration.job.terms):
+        if iteration.job.mode.has_consumer_index:
             self._replace_dead(iteration, request.consumer_index, now)
             check_index_is_free(iteration, request.consumer_index)
             iteration.joined.add(request.consumer_index)
@@ -311,14 +311,14 @@ class Registry:
         for part in iteration.parts.values():
             if part.held.pop(client.id, None) is not None:
                 self._outcome.touch(part)
-        # Elements that it has fetched and not used come to the others.
-        reads_along = iteration.job.terms.reading in (pb.SHARED, pb.CACHED)
+        # Its buffered elements come to the others, unless those name the elements they want.
+        mode = iteration.job.mode
         for task in iteration.tasks:
             self.scheduler.acknowledge_loss(task, client)
-            if reads_along:
+            if not mode.seeks:
                 self._announce_departure(client.id, task)
         if iteration.clients:
-            iteration.version += reads_along  # there may be something for the others
+            iteration.version += not mode.seeks  # there may be something for the others
             self.scheduler.free_unreadable(iteration)
             self.scheduler.place(iteration, self.workers.values())
             return
@@ -334,7 +334,7 @@ class Registry:
         Raises:
             NotFoundError: The dataset is not known.
         """
-        terms = pb.Terms(reading=pb.SAVED, num_shards=num_streams, path=path)
+        terms = pb.Terms(consumption=SNAPSHOT.number, num_shards=num_streams, path=path)
         job = self.jobs.add_job("", self.datasets.get(dataset_id), terms)
         iteration = self.jobs.begin(job, pb.IterationRequest(), seed)
         self.scheduler.make_parts(iteration)
@@ -344,7 +344,7 @@ class Registry:
     def fail_save(self, task_id: int, code: int, message: str) -> None:
         """Note that a worker cannot save its part."""
         task = self.scheduler.tasks.get(task_id)
-        if task is not None and task.part.iteration.job.saves:
+        if task is not None and task.part.iteration.job.mode.writes_snapshot:
             task.part.iteration.failure = code, message
             self._outcome.touch(task.part.iteration)
 
@@ -353,7 +353,7 @@ class Registry:
         return [
             iteration
             for iteration in self.jobs.iterations.values()
-            if iteration.job.saves and (iteration.finished or iteration.failure[0])
+            if iteration.job.mode.writes_snapshot and (iteration.finished or iteration.failure[0])
         ]
 
     def end_save(self, iteration: Iteration) -> None:
@@ -373,7 +373,7 @@ class Registry:
         for task in self.scheduler.tasks.values():
             if task.worker.id != worker_id or task.lost or task.part.finished:
                 continue
-            if not task.part.iteration.job.saves:
+            if not task.part.iteration.job.mode.writes_snapshot:
                 served += [] if task.running else [task.id]
             elif task.part.iteration.wanted:
                 saves.append(task)
@@ -476,7 +476,7 @@ class Registry:
             part = iteration.parts[ranges.part]
             if not ranges.bounds:
                 continue
-            if iteration.job.shared:
+            if iteration.job.mode.is_first_come:
                 part.used.update(RangeSet(ranges.bounds))
             else:
                 consumers = iteration.job.terms.num_consumers
@@ -498,5 +498,5 @@ class Registry:
         iteration = part.iteration
         if part.finish_if_used():
             iteration.version += 1
-            if iteration.finished and not (iteration.clients or iteration.job.saves):
+            if iteration.finished and not (iteration.clients or iteration.job.mode.writes_snapshot):
                 self._forget(iteration)

@@ -38,7 +38,7 @@ def iteration_response(client: Client) -> pb.IterationState:
         elif may_read(client, task.worker):
             state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
         else:
-            state.elsewhere += iteration.job.shared
+            state.elsewhere += iteration.job.mode.is_first_come
     return state
 
 
@@ -53,7 +53,7 @@ def task_response(task: Task) -> pb.Task:
         repetition=iteration.repetition,
         seed=iteration.seed,
         part=part.number,
-        reading=terms.reading,
+        consumption=terms.consumption,
         num_parts=fixed,
         num_consumers=terms.num_consumers,
         checkpoint=part.checkpoint,

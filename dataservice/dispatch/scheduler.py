@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dataservice.auto_shard import worker_index
+from dataservice.consumption import mode_of
 from dataservice.dispatch.records import Client, Iteration, Outcome, Part, Removal, Task, Worker
 from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import NotFoundError
 
-# Readings with a fixed number of parts. Under the others there is one for each worker.
-_NUMBERED = (pb.ORDERED, pb.ROUNDS, pb.SAVED)
-# Readings in which every consumer has elements of every part: a consumer that cannot read a part
-# would wait for ever.
-_FOR_ALL = (pb.ORDERED, pb.ROUNDS)
 _STATIC = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
 
 
@@ -106,7 +102,7 @@ class Scheduler:
 
     def make_parts(self, iteration: Iteration) -> None:
         """Make the parts of a new iteration, if their number is fixed."""
-        terms = iteration.job.terms
+        job = iteration.job
         for state in iteration.begin.parts if iteration.begin is not None else ():
             part = self._add(iteration, state.part)
             part.start, part.total = state.start, state.total
@@ -114,10 +110,10 @@ class Scheduler:
             part.granted = Granted.of(state.splits)
             part.used.add(0, state.start)
             part.finish_if_used()
-        if terms.reading in _NUMBERED:
-            for number in range(len(iteration.parts), terms.num_shards):
+        if job.mode.has_fixed_parts:
+            for number in range(len(iteration.parts), job.terms.num_shards):
                 self._add(iteration, number)
-        elif _has_part_for_each_slot(terms) and iteration.begin is None:
+        elif _has_part_for_each_slot(job.terms) and iteration.begin is None:
             # An iteration that goes on from a state keeps its parts, for any workers.
             for number in range(len(iteration.parts), len(self.slots)):
                 self._add(iteration, number).slot = number
@@ -144,10 +140,9 @@ class Scheduler:
         """Give work to a worker that has had no part of an iteration."""
         iteration.served.add(worker.address)
         self._outcome.touch(iteration)
-        terms = iteration.job.terms
-        if terms.reading in _NUMBERED:
-            # A stream that is being saved stays with its worker: to move it costs more.
-            while terms.reading != pb.SAVED and load and max(load.values()) > load[worker.id] + 1:
+        terms, mode = iteration.job.terms, iteration.job.mode
+        if mode.has_fixed_parts:
+            while mode.moves_parts and load and max(load.values()) > load[worker.id] + 1:
                 busiest = max(load, key=lambda key: load[key])
                 task = next(
                     t for t in iteration.tasks if t.worker.id == busiest and not t.part.finished
@@ -168,17 +163,17 @@ class Scheduler:
 
     def lose(self, task: Task) -> None:
         """Take the part of a worker that is gone."""
-        part, terms = task.part, task.part.iteration.job.terms
+        part, job = task.part, task.part.iteration.job
         part.iteration.version += 1
         self._outcome.touch(part)
         if part.finished or part.fully_held:
             self._withdraw(task, notify=False)
-        elif task.running and terms.delivery == pb.AT_MOST_ONCE:
+        elif task.running and job.terms.delivery == pb.AT_MOST_ONCE:
             part.finished = True
             part.iteration.dropped += 1
             self._outcome.touch(part.iteration)
             self._withdraw(task, notify=False)
-        elif task.running and terms.delivery == pb.EXACTLY_ONCE and terms.reading == pb.SHARED:
+        elif task.running and job.mode.leases_elements(job.terms):
             task.lost = True
             task.pending_acks = set(part.iteration.clients)
             self._end_if_acknowledged(task)
@@ -198,7 +193,7 @@ class Scheduler:
         for task in iteration.tasks:
             if task.lost or task.part.finished or _can_serve(task.worker, iteration):
                 continue
-            if iteration.job.terms.reading in _FOR_ALL:
+            if iteration.job.mode.has_consumer_index:
                 self._withdraw(task)  # consumers ask its next worker
             else:
                 self.lose(task)
@@ -256,7 +251,7 @@ def may_read(client: Client, worker: Worker) -> bool:
 
 def _has_part_for_each_slot(terms: pb.Terms) -> bool:
     """Return whether every configured worker has a part of its own."""
-    return terms.policy in _STATIC and terms.reading not in _NUMBERED
+    return terms.policy in _STATIC and not mode_of(terms).has_fixed_parts
 
 
 def _reluctance(part: Part, worker: Worker, load: dict[int, int]) -> tuple[bool, bool, int]:
@@ -269,8 +264,8 @@ def _reluctance(part: Part, worker: Worker, load: dict[int, int]) -> tuple[bool,
 
 
 def _can_serve(worker: Worker, iteration: Iteration) -> bool:
-    reading = iteration.job.terms.reading
-    if reading == pb.SAVED:
+    mode = iteration.job.mode
+    if mode.writes_snapshot:
         return True
     may = (may_read(client, worker) for client in iteration.clients.values())
-    return all(may) if reading in _FOR_ALL else any(may)
+    return all(may) if mode.has_consumer_index else any(may)

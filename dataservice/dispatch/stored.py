@@ -157,12 +157,12 @@ def _restore_iteration(registry: Registry, key: int, data: bytes, now: float) ->
     stored = pb.StoredIteration.FromString(data)
     job = registry.jobs.by_id[stored.job_id]
     begin = stored.begin if stored.HasField("begin") else None
-    next_index = stored.next_index if job.deals_out_splits else None
+    next_index = stored.next_index if job.mode.takes_splits(job.terms) else None
     iteration = Iteration(key, job, stored.repetition, stored.seed, begin, next_index)
     iteration.dropped = stored.dropped
     iteration.failure = stored.code, stored.message
     iteration.served, iteration.joined = set(stored.served), set(stored.joined)
-    iteration.left = float("inf") if job.saves else now
+    iteration.left = float("inf") if job.mode.writes_snapshot else now
     registry.jobs.restore_iteration(iteration)
 
 

@@ -16,14 +16,14 @@ class ShardingPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FILE_OR_DATA: _ClassVar[ShardingPolicy]
     HINT: _ClassVar[ShardingPolicy]
 
-class Reading(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Consumption(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    PRIVATE: _ClassVar[Reading]
-    SHARED: _ClassVar[Reading]
-    ORDERED: _ClassVar[Reading]
-    ROUNDS: _ClassVar[Reading]
-    CACHED: _ClassVar[Reading]
-    SAVED: _ClassVar[Reading]
+    EXCLUSIVE: _ClassVar[Consumption]
+    FIRST_COME: _ClassVar[Consumption]
+    DETERMINISTIC: _ClassVar[Consumption]
+    COORDINATED: _ClassVar[Consumption]
+    CROSS_TRAINER: _ClassVar[Consumption]
+    SNAPSHOT: _ClassVar[Consumption]
 
 class Delivery(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,12 +42,12 @@ FILE: ShardingPolicy
 DATA: ShardingPolicy
 FILE_OR_DATA: ShardingPolicy
 HINT: ShardingPolicy
-PRIVATE: Reading
-SHARED: Reading
-ORDERED: Reading
-ROUNDS: Reading
-CACHED: Reading
-SAVED: Reading
+EXCLUSIVE: Consumption
+FIRST_COME: Consumption
+DETERMINISTIC: Consumption
+COORDINATED: Consumption
+CROSS_TRAINER: Consumption
+SNAPSHOT: Consumption
 EXACTLY_ONCE: Delivery
 AT_LEAST_ONCE: Delivery
 AT_MOST_ONCE: Delivery
@@ -130,22 +130,22 @@ class Dataset(_message.Message):
     def __init__(self, pickle: _Optional[bytes] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("policy", "reading", "delivery", "target", "num_shards", "num_consumers", "path")
+    __slots__ = ("policy", "consumption", "delivery", "target", "num_shards", "num_consumers", "path")
     POLICY_FIELD_NUMBER: _ClassVar[int]
-    READING_FIELD_NUMBER: _ClassVar[int]
+    CONSUMPTION_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     policy: ShardingPolicy
-    reading: Reading
+    consumption: Consumption
     delivery: Delivery
     target: Target
     num_shards: int
     num_consumers: int
     path: str
-    def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., reading: _Optional[_Union[Reading, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., consumption: _Optional[_Union[Consumption, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class IterationRequest(_message.Message):
     __slots__ = ("dataset_id", "terms", "job_name", "repetition", "process", "consumer_index", "state", "token")
@@ -342,12 +342,24 @@ class Stage(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class TasksUpdate(_message.Message):
-    __slots__ = ("forget", "begin")
+    __slots__ = ("forget", "begin", "departures")
     FORGET_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    DEPARTURES_FIELD_NUMBER: _ClassVar[int]
     forget: _containers.RepeatedScalarFieldContainer[int]
     begin: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, forget: _Optional[_Iterable[int]] = ..., begin: _Optional[_Iterable[int]] = ...) -> None: ...
+    departures: _containers.RepeatedCompositeFieldContainer[Departure]
+    def __init__(self, forget: _Optional[_Iterable[int]] = ..., begin: _Optional[_Iterable[int]] = ..., departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("client_id", "task_id", "used")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    task_id: int
+    used: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskRequest(_message.Message):
     __slots__ = ("task_id",)
@@ -356,13 +368,13 @@ class TaskRequest(_message.Message):
     def __init__(self, task_id: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("dataset_id", "policy", "repetition", "seed", "part", "reading", "num_parts", "num_consumers", "checkpoint", "used", "held", "start", "delivery", "path", "attempt")
+    __slots__ = ("dataset_id", "policy", "repetition", "seed", "part", "consumption", "num_parts", "num_consumers", "checkpoint", "used", "held", "start", "delivery", "path", "attempt")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
-    READING_FIELD_NUMBER: _ClassVar[int]
+    CONSUMPTION_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -377,7 +389,7 @@ class Task(_message.Message):
     repetition: int
     seed: int
     part: int
-    reading: Reading
+    consumption: Consumption
     num_parts: int
     num_consumers: int
     checkpoint: Checkpoint
@@ -387,7 +399,7 @@ class Task(_message.Message):
     delivery: Delivery
     path: str
     attempt: int
-    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., part: _Optional[int] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_parts: _Optional[int] = ..., num_consumers: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[int] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., path: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., part: _Optional[int] = ..., consumption: _Optional[_Union[Consumption, str]] = ..., num_parts: _Optional[int] = ..., num_consumers: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[int] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., path: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("client_id", "ranges")
@@ -478,16 +490,6 @@ class CheckpointRequest(_message.Message):
     task_id: int
     index: int
     def __init__(self, task_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
-
-class ReleaseClientRequest(_message.Message):
-    __slots__ = ("client_id", "task_id", "used")
-    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    USED_FIELD_NUMBER: _ClassVar[int]
-    client_id: int
-    task_id: int
-    used: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("workers", "jobs")

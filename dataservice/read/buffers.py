@@ -15,12 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataservice.consumption import (
+    COORDINATED,
+    CROSS_TRAINER,
+    DETERMINISTIC,
+    EXCLUSIVE,
+    FIRST_COME,
+    Mode,
+)
 from dataservice.metrics import own_metrics
 from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.order import Order, Plan
-from dataservice.stall import Stall
+from dataservice.stall import SlowWait
 from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
 
@@ -212,16 +220,16 @@ class ElementBuffer(ABC):
 
     def _wait_until(self, holds: Callable[[], bool]) -> bool:
         """Wait, with the lock held, until a condition holds. Return False if it never will."""
-        stall = Stall(self._user, lambda: self.waits_for())
+        slow_wait = SlowWait(self._user, lambda: self.waits_for())
         self._user_waits = True
         try:
             while not holds():
                 if self.over or self.closed:
                     return False
-                limit_s = min(_ALIVE_PERIOD_S, stall.due_s)
+                limit_s = min(_ALIVE_PERIOD_S, slow_wait.due_s)
                 if not self._changed.wait(limit_s) and not self.is_fetched() and not self.over:
                     raise RuntimeError("the thread that fetches elements has died")
-                stall.look()
+                slow_wait.check()
             return True
         finally:
             self._user_waits = False
@@ -557,21 +565,40 @@ class _PartFrames:
 
 
 def buffer_for(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
-    """Return an empty buffer for the way in which a job is read.
+    """Return an empty buffer for the mode of consumption.
 
     Args:
         user: Name of the consumer, for the report of a long wait.
         terms: How the job is read.
         begin: Where the iteration begins; None at its beginning.
     """
-    job, index = terms.job, terms.consumer_index or 0
-    if job.reading == pb.ORDERED:
-        return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
-    if job.reading == pb.ROUNDS:
-        groups = None if begin is None else _in_groups(begin, job.num_consumers)
-        return OrderedBuffer(user, Order(job.num_shards, 1, 0, groups), job.num_consumers, index)
+    return _MAKERS[terms.mode](user, terms, begin)
+
+
+def _make_first_come(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
     parts = () if begin is None else begin.parts
     return FirstComeBuffer(user, {part.part: part.start for part in parts})
+
+
+def _make_deterministic(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
+    job, index = terms.job, terms.consumer_index or 0
+    return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
+
+
+def _make_coordinated(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
+    job, index = terms.job, terms.consumer_index or 0
+    groups = None if begin is None else _in_groups(begin, job.num_consumers)
+    return OrderedBuffer(user, Order(job.num_shards, 1, 0, groups), job.num_consumers, index)
+
+
+# A snapshot has no consumers.
+_MAKERS: dict[Mode, Callable[[str, JobOptions, pb.State | None], ElementBuffer]] = {
+    EXCLUSIVE: _make_first_come,
+    FIRST_COME: _make_first_come,
+    CROSS_TRAINER: _make_first_come,
+    DETERMINISTIC: _make_deterministic,
+    COORDINATED: _make_coordinated,
+}
 
 
 def _in_groups(begin: pb.State, group_size: int) -> pb.State:

@@ -80,7 +80,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         if count in (0, INFINITE_CARDINALITY):
             return count
         job = self.terms.job
-        alone = job.reading in (pb.PRIVATE, pb.ORDERED) and job.num_consumers == 1
+        alone = job.num_consumers == 1
         node = self.parent
         while isinstance(node, Shuffle):
             node = node.parent
@@ -114,15 +114,13 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         return DistributedIterator(self, self.epochs.begin(), context.scope)
 
     def summary(self) -> str:
-        job = self.terms.job
-        shown = [pb.ShardingPolicy.Name(job.policy)]
-        shown += [pb.Reading.Name(job.reading)] if job.reading != pb.PRIVATE else []
-        return f"{self.parent.summary()}.distributed({', '.join(shown)})"
+        policy = pb.ShardingPolicy.Name(self.terms.job.policy)
+        return f"{self.parent.summary()}.distributed({policy}, {self.terms.mode.name})"
 
     def identity_values(self) -> Iterable[Any]:
         # A state fits a job of another name, and a service at another address.
-        job = self.terms.job
-        return self.parent, pb.ShardingPolicy.Name(job.policy), pb.Reading.Name(job.reading)
+        policy = pb.ShardingPolicy.Name(self.terms.job.policy)
+        return self.parent, policy, self.terms.mode.name
 
     @property
     def job(self) -> str:
@@ -155,6 +153,7 @@ class DistributedIterator(ElementIterator):
             consumer_index=node.terms.consumer_index or 0,
         )
         self._fetcher: Fetcher | None = None
+        self._using = threading.RLock()
         self._open()
 
     def __next__(self) -> Any:
@@ -164,7 +163,8 @@ class DistributedIterator(ElementIterator):
                 raise StopIteration
             fetcher = self._start()
         try:
-            return fetcher.buffer.next()
+            with self._using:  # threads may share an iterator
+                return fetcher.buffer.next()
         except Exception as error:
             if error is fetcher.buffer.error:
                 # Its thread has ended. The frames of the error, which the buffer keeps, refer to
@@ -179,7 +179,7 @@ class DistributedIterator(ElementIterator):
             UnimplementedError: Consumers share the elements in no fixed order, so that none knows
                 the positions of the others.
         """
-        if self._node.terms.job.reading in (pb.SHARED, pb.CACHED):
+        if not self._node.terms.mode.has_states:
             raise UnimplementedError(
                 f"the consumers of {self._node.job} share elements in no fixed order, so there "
                 "is no state of one of them: give distribute() deterministic=True, "
@@ -199,7 +199,7 @@ class DistributedIterator(ElementIterator):
             InvalidArgumentError: The state has another number of parts.
         """
         begin = pb.State.FromString(state)
-        _check_parts(begin, self._node.terms.job)
+        _check_parts(begin, self._node.terms)
         if self._fetcher is not None:
             self.close()
             self._fetcher = None
@@ -235,11 +235,10 @@ class DistributedIterator(ElementIterator):
         return fetcher
 
 
-def _check_parts(begin: pb.State, job: pb.Terms) -> None:
+def _check_parts(begin: pb.State, options: JobOptions) -> None:
     """Raise if a state has no position in every part, or under coordinated reads in every group."""
-    names = ["num_shards", "num_consumers"] if job.reading == pb.ROUNDS else ["num_shards"]
-    for name in names:
-        then, now = getattr(begin.terms, name), getattr(job, name)
+    for name in options.mode.fixed_terms:
+        then, now = getattr(begin.terms, name), getattr(options.job, name)
         if then != now and not begin.over:
             raise InvalidArgumentError(
                 f"the state belongs to an iterator with {name}={then}, but this one has "

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.compression import CodecChoice, expand
 from dataservice.errors import unpack_error
 from dataservice.options import JobOptions
@@ -141,21 +141,17 @@ class Fetcher:
         self.buffer = buffer_for(f"consumer {endpoint.address} of {job}", terms, begin)
         self.buffer.on_room = self._wake_up
         self.buffer.waits_for = self._waits_for
-        reading = terms.job.reading
-        self._shares = reading == pb.SHARED
-        # Where consumers say which elements they want. Elsewhere the worker chooses.
-        self._seeks = reading not in (pb.SHARED, pb.CACHED)
-        # Where others may get the buffered elements of a consumer, and must not get them twice.
-        self._leases = self._shares and terms.job.delivery == pb.EXACTLY_ONCE
-        self._dispatcher = Caller(endpoint, service, "dispatcher", lambda: self.buffer.closed)
-        self._heartbeat = Heartbeat(self._dispatcher, self.buffer, shared=self._shares)
+        self._mode = terms.mode
+        self._leases = terms.mode.leases_elements(terms.job)
+        self._dispatcher = RpcClient(endpoint, service, "dispatcher", lambda: self.buffer.closed)
+        self._heartbeat = Heartbeat(self._dispatcher, self.buffer, terms.mode)
         self._codecs = CodecChoice(terms.compression, endpoint)
         self._tasks: dict[int, _Task] = {}
         self._state = pb.IterationState()
         self._lease_s = 0.0
         self._over = False
         self._got_tasks = False
-        self._told_why = False
+        self._has_explained = False
         # Monotonic times. A peer that is missing for too long since then is an error.
         self._served = self._heard = self._next_request = time.monotonic()
         self._failing_since: float | None = None  # requests, without an element in between
@@ -164,6 +160,7 @@ class Fetcher:
         self._empty_replies = 0
         self._pauses = Backoff(spins=0, longest_s=5e-3)
         self._wake = endpoint.work("a reply to a consumer")
+        self._is_leaving = False
         self._joined = threading.Event()
         self.thread = threading.Thread(target=self._run, name="dataservice-consumer", daemon=True)
         self.buffer.is_fetched = self.thread.is_alive
@@ -189,7 +186,7 @@ class Fetcher:
         try:
             state = self._complete(position)
         except Error:
-            if self.buffer.over:
+            if self.buffer.over or self._is_leaving:
                 # The thread is leaving: the dispatcher may have forgotten this consumer already.
                 self.thread.join(_CLOSE_S)
             if self.thread.is_alive():
@@ -210,7 +207,7 @@ class Fetcher:
             )
         self._add_checkpoints(position.parts)
         request = pb.StateRequest(client_id=self._heartbeat.client_id, parts=position.parts)
-        return self._dispatcher.ask_patiently(
+        return self._dispatcher.call_with_retry(
             "dispatcher/GetState", request, pb.State, self._terms.start_timeout_s
         )
 
@@ -230,7 +227,9 @@ class Fetcher:
             task = tasks.get(part.part)
             if task is None:
                 continue
-            worker = Caller(self._endpoint, task.worker, "data worker", lambda: self.buffer.closed)
+            worker = RpcClient(
+                self._endpoint, task.worker, "data worker", lambda: self.buffer.closed
+            )
             request = pb.CheckpointRequest(task_id=task.id, index=part.start)
             with contextlib.suppress(UnavailableError):
                 work = worker.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
@@ -260,7 +259,7 @@ class Fetcher:
         self._request.dataset_id = self._registration.dataset_id(self._dispatcher, limit_s)
         # By the token the dispatcher knows this consumer, should the reply be lost.
         self._request.token = secrets.randbits(64)
-        reply = self._dispatcher.ask_patiently(
+        reply = self._dispatcher.call_with_retry(
             "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, limit_s
         )
         self._heartbeat.client_id = reply.client_id
@@ -315,6 +314,7 @@ class Fetcher:
 
     def _leave(self) -> None:
         """Tell the dispatcher, which may be gone already."""
+        self._is_leaving = True
         try:
             self._heartbeat.leave(_LEAVE_S)
         except Error as error:
@@ -391,7 +391,7 @@ class Fetcher:
         if self._is_served:  # until now
             self._served = time.monotonic()
         self._state = state
-        if self._seeks:
+        if self._mode.seeks:
             for part in state.ended:
                 if part.total >= 0:
                     self._note_extent(part.part, part.total, end=True)
@@ -404,7 +404,7 @@ class Fetcher:
         self._got_tasks |= bool(self._tasks)
         if state.finished and not self._got_tasks and not self._over:
             self._over = True
-            self._tell_why_nothing_comes()
+            self._explain_missing_elements()
 
     def _update_tasks(self, addresses: Iterable[pb.TaskAddress]) -> None:
         live = {address.task_id: address for address in addresses}
@@ -425,7 +425,7 @@ class Fetcher:
         if not tasks or now < self._next_request:
             return
         limit = self._terms.max_outstanding
-        if limit is None and self._shares:
+        if limit is None and self._mode.is_first_come:
             consumed = self._received - self.buffer.buffered
             limit = max(_FIRST_SHARED * len(tasks), consumed // _SHARED_PART)
         most, budget, hold = _ELEMENTS_PER_REPLY, float("inf"), True
@@ -462,13 +462,13 @@ class Fetcher:
             trainer_id=self._terms.trainer_id,
             codec=self._codecs.of(task.worker),
         )
-        if self._seeks:
+        if self._mode.seeks:
             body.acknowledged = self.buffer.watermark(task.part)
             if task.plan is None:
                 task.plan = plan = self.buffer.plan(task.part)
                 body.seek, body.start = True, plan.start
                 body.period, body.offset, body.until = plan.period, plan.offset, max(plan.until, 0)
-        elif self._shares:
+        elif self._mode.is_first_come:
             body.used.bounds.extend(self._heartbeat.take_consumed(task.part))
         task.sequence += 1
         try:
@@ -536,7 +536,7 @@ class Fetcher:
             self._pauses.reset()
         if body.failure:
             raise unpack_error(body.failure)
-        if self._seeks:
+        if self._mode.seeks:
             self._note_extent(task.part, body.stop, end=body.end)
         if body.end:
             task.ended = True
@@ -589,21 +589,22 @@ class Fetcher:
     def _all_ended(self) -> bool:
         """Return whether no more elements can come, as far as this consumer knows."""
         state = self._state
-        if state.waiting or state.settle or (self._shares and self.buffer.buffered):
+        if state.waiting or state.settle or (self._mode.is_first_come and self.buffer.buffered):
             return False
         if not self._tasks:
             # The elements of other consumers, or of workers that others read, may come here yet.
             return bool(state.finished or state.given_out or state.elsewhere)
         # The unanswered requests may get elements that another consumer gives back.
         return all(
-            task.ended and not (self._shares and task.calls) for task in self._tasks.values()
+            task.ended and not (self._mode.is_first_come and task.calls)
+            for task in self._tasks.values()
         )
 
     def _check_end(self) -> None:
         beat = self._heartbeat
         if self._over:
             if self.buffer.lacks_elements:
-                self._tell_why_nothing_comes()
+                self._explain_missing_elements()
             self.buffer.finish()
         elif self._all_ended():
             # The next heartbeat asks about the end. One that the dispatcher holds does not.
@@ -612,10 +613,10 @@ class Fetcher:
             if beat.sent is None:
                 beat.due = 0.0
 
-    def _tell_why_nothing_comes(self) -> None:
-        if self._told_why:
+    def _explain_missing_elements(self) -> None:
+        if self._has_explained:
             return
-        self._told_why = True
+        self._has_explained = True
         number = self._request.repetition
         # A first iteration that is over was rarely meant. Later ones may just be short.
         logger.log(

@@ -6,7 +6,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
+from dataservice.consumption import Mode
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.buffers import ElementBuffer
@@ -25,8 +26,7 @@ class Heartbeat:
     Args:
         dispatcher: Calls the dispatcher.
         buffer: The elements whose consumption is reported.
-        shared: Whether each element goes to the consumer that asks first. Consumption is reported
-            by ranges there, and by the number of elements of a part elsewhere.
+        mode: The mode of consumption, which says how consumed elements are reported.
 
     Attributes:
         client_id: The dispatcher's number of this consumer.
@@ -37,10 +37,10 @@ class Heartbeat:
         at_end: Whether the last heartbeat asks if the iteration has ended.
     """
 
-    def __init__(self, dispatcher: Caller, buffer: ElementBuffer, *, shared: bool) -> None:
+    def __init__(self, dispatcher: RpcClient, buffer: ElementBuffer, mode: Mode) -> None:
         self._dispatcher = dispatcher
         self._buffer = buffer
-        self._shared = shared
+        self._by_ranges = mode.is_first_come
         self.client_id = 0
         self.settled: set[int] = set()
         self.unreachable: set[int] = set()
@@ -140,7 +140,7 @@ class Heartbeat:
     def _collect(self) -> None:
         for part, start, stop in self._buffer.take_consumed():
             self._count += stop - start
-            if self._shared:
+            if self._by_ranges:
                 self._consumed[part].add(start, stop)
                 self._consumed_for_workers[part].add(start, stop)
             else:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dataservice.auto_shard import auto_shard, nodes_below
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import Context, ElementIterator, Node
 from dataservice.dataset.fingerprint import identity
@@ -83,7 +83,7 @@ class Registration:
         """True if the dataset is known to be indexed, see :class:`Node`."""
         return self._node.indexed_length() is not None
 
-    def dataset_id(self, dispatcher: Caller, limit_s: float) -> int:
+    def dataset_id(self, dispatcher: RpcClient, limit_s: float) -> int:
         """Return the dispatcher's id of the dataset. Register the dataset if necessary.
 
         Raises:
@@ -95,7 +95,7 @@ class Registration:
             return find_dataset(dispatcher, self._node.name, limit_s).dataset_id
         return self.register(dispatcher, limit_s).dataset_id
 
-    def register(self, dispatcher: Caller, limit_s: float) -> pb.RegisterDatasetReply:
+    def register(self, dispatcher: RpcClient, limit_s: float) -> pb.RegisterDatasetReply:
         """Send the dataset to the dispatcher, if the dispatcher does not know it.
 
         Raises:
@@ -104,12 +104,12 @@ class Registration:
         """
         request, parcel = self._message
         method, kind = "dispatcher/GetOrRegisterDataset", pb.RegisterDatasetReply
-        known = dispatcher.ask_patiently(method, request, kind, limit_s)
+        known = dispatcher.call_with_retry(method, request, kind, limit_s)
         if known.dataset_id:
             return known
         whole = pb.RegisterDatasetRequest(pickle=parcel.pickle)
         whole.MergeFrom(request)
-        reply = dispatcher.get_patiently(method, whole, limit_s, buffers=parcel.buffers)
+        reply = dispatcher.fetch_with_retry(method, whole, limit_s, buffers=parcel.buffers)
         return kind.FromString(reply.body)
 
     @cached_property
@@ -147,7 +147,7 @@ class Registration:
         return pickle.dumps(spec)
 
 
-def find_dataset(dispatcher: Caller, name: str, limit_s: float) -> pb.DatasetInfo:
+def find_dataset(dispatcher: RpcClient, name: str, limit_s: float) -> pb.DatasetInfo:
     """Return the description of a dataset that was registered.
 
     Raises:
@@ -155,7 +155,7 @@ def find_dataset(dispatcher: Caller, name: str, limit_s: float) -> pb.DatasetInf
         UnavailableError: No dispatcher has answered for ``limit_s`` seconds.
     """
     request = pb.DatasetInfoRequest(name=name)
-    return dispatcher.ask_patiently("dispatcher/GetDatasetInfo", request, pb.DatasetInfo, limit_s)
+    return dispatcher.call_with_retry("dispatcher/GetDatasetInfo", request, pb.DatasetInfo, limit_s)
 
 
 def _packed(node: Node) -> Parcel:

@@ -13,6 +13,15 @@ from itertools import islice, takewhile
 from typing import Any
 
 from dataservice.compression import compress
+from dataservice.consumption import (
+    COORDINATED,
+    CROSS_TRAINER,
+    DETERMINISTIC,
+    EXCLUSIVE,
+    FIRST_COME,
+    Mode,
+    mode_of,
+)
 from dataservice.dataset import tree
 from dataservice.errors import pack_error
 from dataservice.proto import dataservice_pb2 as pb
@@ -356,7 +365,7 @@ class RetainingBuffer(ElementBuffer):
         # By consumer index: elements before the watermark are acknowledged.
         self._watermarks = dict.fromkeys(range(consumers), self.produced)
         self._cursors: dict[int | str, _Cursor] = {}
-        self._has_told = False
+        self._has_reported = False
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         self._elements[index] = element, size
@@ -447,8 +456,8 @@ class RetainingBuffer(ElementBuffer):
         self._cursors.pop(client_id, None)
 
     def _has_news(self) -> bool:
-        had_told, self._has_told = self._has_told, True
-        return not had_told
+        had_reported, self._has_reported = self._has_reported, True
+        return not had_reported
 
     def _first_needed(self) -> int:
         return min(self._watermarks.values())
@@ -546,7 +555,7 @@ class FirstComeBuffer(ElementBuffer):
         self._waiting: deque[_Item] = deque()
         self._sent: dict[int, dict[int, _Item]] = {}  # by client id and index
         # Whether all elements are sent, and whether all are acknowledged, as the dispatcher knows.
-        self._told = (False, False)
+        self._reported = (False, False)
 
     @property
     def holders(self) -> list[int]:
@@ -557,7 +566,7 @@ class FirstComeBuffer(ElementBuffer):
     def report(self, progress: pb.TaskProgress) -> None:
         """Fill in the number of elements, and whether all are acknowledged, if it is known."""
         super().report(progress)
-        progress.used_up = self._told[1]
+        progress.used_up = self._reported[1]
 
     def _keep(self, index: int, element: Any, size: int) -> None:
         if index in self._used:
@@ -622,13 +631,60 @@ class FirstComeBuffer(ElementBuffer):
     def _has_news(self) -> bool:
         is_sent = not (self._waiting or self._given_up())
         stage = is_sent, is_sent and self._retains and not any(self._sent.values())
-        is_news = stage > self._told
-        self._told = max(stage, self._told)
+        is_news = stage > self._reported
+        self._reported = max(stage, self._reported)
         return is_news
 
     def _first_needed(self) -> int:
         sent = [min(items) for items in self._sent.values() if items]
         return min([*sent, *(item.index for item in self._waiting), self.produced])
+
+
+def buffer_for(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    """Return an empty buffer for the mode of consumption.
+
+    Args:
+        lease: The part, its beginning, and the elements that consumers have.
+        where: As for :class:`ElementBuffer`.
+        finished: Called as the buffer of the mode describes.
+        cache_bytes: Size of the window that trainers share.
+    """
+    return _MAKERS[mode_of(lease)](lease, where, finished, cache_bytes)
+
+
+def _make_retaining(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    limit = AHEAD_BYTES // max(lease.num_parts, 1)
+    return RetainingBuffer(where, lease.checkpoint, finished, max(lease.num_consumers, 1), limit)
+
+
+def _make_first_come(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    used = RangeSet([0, lease.start])
+    used.update(RangeSet(lease.used.bounds))
+    held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
+    retains = lease.delivery != pb.AT_MOST_ONCE
+    return FirstComeBuffer(where, lease.checkpoint, finished, used, held, retains)
+
+
+def _make_cross_trainer(
+    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
+) -> ElementBuffer:
+    return CrossTrainerBuffer(where, lease.checkpoint, cache_bytes)
+
+
+# A snapshot has a stream in place of a buffer.
+_MAKERS: dict[Mode, Callable[[pb.Task, str, Callable[[], None], int], ElementBuffer]] = {
+    EXCLUSIVE: _make_retaining,
+    DETERMINISTIC: _make_retaining,
+    COORDINATED: _make_retaining,
+    FIRST_COME: _make_first_come,
+    CROSS_TRAINER: _make_cross_trainer,
+}
 
 
 def _fitting(sizes: Iterable[int], most: int) -> int:

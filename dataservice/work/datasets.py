@@ -9,7 +9,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, wait
 
 from dataservice.auto_shard import auto_shard
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import Node
 from dataservice.proto import dataservice_pb2 as pb
@@ -38,7 +38,7 @@ class Datasets:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, ...], Future[Node]] = OrderedDict()
 
-    def get(self, lease: pb.Task, dispatcher: Caller) -> Node:
+    def get(self, lease: pb.Task, dispatcher: RpcClient) -> Node:
         """Return what a task evaluates.
 
         Args:
@@ -81,9 +81,9 @@ class Datasets:
         self._evict()
         return dataset
 
-    def _fetch(self, dataset_id: int, dispatcher: Caller) -> Node:
+    def _fetch(self, dataset_id: int, dispatcher: RpcClient) -> Node:
         request = pb.GetDatasetRequest(dataset_id=dataset_id)
-        reply = dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
+        reply = dispatcher.fetch_with_retry("dispatcher/GetDataset", request, self._patience_s)
         return unpack_dataset(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
 
     def _evict(self) -> None:

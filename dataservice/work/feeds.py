@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.dataset.base import SplitsFailed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.errors import WithdrawnError
@@ -59,7 +59,7 @@ class DynamicSplits:
         marked: Position where the state that was taken last begins.
     """
 
-    def __init__(self, task_id: int, dispatcher: Caller, patience_s: float) -> None:
+    def __init__(self, task_id: int, dispatcher: RpcClient, patience_s: float) -> None:
         self.start = self.marked = 0
         self._task_id = task_id
         self._dispatcher = dispatcher
@@ -107,7 +107,7 @@ class DynamicSplits:
                 pass
         request = pb.GetSplitRequest(task_id=self._task_id, position=position)
         try:
-            return self._dispatcher.ask_patiently(
+            return self._dispatcher.call_with_retry(
                 "dispatcher/GetSplit", request, pb.Split, self._patience_s
             )
         except (FailedPreconditionError, NotFoundError) as error:

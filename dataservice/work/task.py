@@ -8,17 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
+from dataservice.consumption import mode_of
 from dataservice.dataset.base import Context, Node, Scope, Share, SplitsFailed, StageTimes
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.ranges import RangeSet
-from dataservice.work.buffers import (
-    AHEAD_BYTES,
-    CrossTrainerBuffer,
-    ElementBuffer,
-    FirstComeBuffer,
-    RetainingBuffer,
-)
+from dataservice.work.buffers import CrossTrainerBuffer, ElementBuffer, buffer_for
 from dataservice.work.checkpoints import Checkpoints
 from dataservice.work.errors import WithdrawnError
 from dataservice.work.feeds import DynamicSplits, StridedSplits
@@ -39,8 +33,8 @@ class Task:
         task_id: The id that the dispatcher has given it.
         dispatcher: Calls the dispatcher. Its calls end when the worker is closed.
         patience_s: How long to try to reach the dispatcher, in seconds.
-        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given Caller,
-            whose calls end with the task.
+        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given client,
+            and these calls end with the task.
         where: The worker in words, for errors.
         cache_bytes: Size of the window that trainers share, if the job is read so.
 
@@ -51,15 +45,15 @@ class Task:
     def __init__(
         self,
         task_id: int,
-        dispatcher: Caller,
+        dispatcher: RpcClient,
         patience_s: float,
-        dataset_of: Callable[[pb.Task, Caller], Node],
+        dataset_of: Callable[[pb.Task, RpcClient], Node],
         where: str,
         cache_bytes: int,
     ) -> None:
         self._task_id = task_id
         self._scope = Scope()
-        self._dispatcher = Caller(
+        self._dispatcher = RpcClient(
             dispatcher.endpoint,
             dispatcher.peer,
             dispatcher.what,
@@ -212,34 +206,21 @@ class Task:
         """Return the part to evaluate; raise WithdrawnError if it is another worker's now."""
         request = pb.TaskRequest(task_id=self._task_id)
         try:
-            return self._dispatcher.ask_patiently(
+            return self._dispatcher.call_with_retry(
                 "dispatcher/GetTask", request, pb.Task, self._patience_s
             )
         except NotFoundError as error:
             raise WithdrawnError(str(error)) from error
 
     def _make_destination(self, lease: pb.Task) -> ElementBuffer | SnapshotStream:
-        if lease.reading == pb.SAVED:
+        if mode_of(lease).writes_snapshot:
             with self._lock:
-                self._stream = SnapshotStream(self._where, lease, self._tell_end)
+                self._stream = SnapshotStream(self._where, lease, self._report_end)
                 self._postponed.clear()
             return self._stream
-        buffer = self._make_buffer(lease)
+        buffer = buffer_for(lease, self._where, self._report_end, self._cache_bytes)
         self._set_buffer(buffer)
         return buffer
-
-    def _make_buffer(self, lease: pb.Task) -> ElementBuffer:
-        where, begin = self._where, lease.checkpoint
-        if lease.reading == pb.SHARED:
-            used = RangeSet([0, lease.start])
-            used.update(RangeSet(lease.used.bounds))
-            held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
-            retains = lease.delivery != pb.AT_MOST_ONCE
-            return FirstComeBuffer(where, begin, self._tell_end, used, held, retains)
-        if lease.reading == pb.CACHED:
-            return CrossTrainerBuffer(where, begin, self._cache_bytes)
-        limit = AHEAD_BYTES // max(lease.num_parts, 1)
-        return RetainingBuffer(where, begin, self._tell_end, max(lease.num_consumers, 1), limit)
 
     def _evaluate(
         self, lease: pb.Task, dataset: Node, destination: ElementBuffer | SnapshotStream
@@ -302,15 +283,15 @@ class Task:
 
     def _share(self, lease: pb.Task, dataset: Node) -> Share | None:
         """Return the share of the source that the part evaluates; None for the whole source."""
-        is_shared = lease.num_parts > 1 if lease.reading == pb.SAVED else lease.policy == pb.DYNAMIC
-        if not is_shared:
-            return None
-        if lease.reading in (pb.SAVED, pb.ORDERED):
+        mode = mode_of(lease)
+        if mode.takes_strides(lease):
             return Share(StridedSplits(lease.part, lease.num_parts), dataset.source_length())
+        if not mode.takes_splits(lease):
+            return None
         splits = DynamicSplits(self._task_id, self._dispatcher, self._patience_s)
         return Share(splits, dataset.source_length())
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Tell the dispatcher how the part has ended. Heartbeats repeat it, in case it is lost."""
         destination = self._buffer or self._stream
         assert destination is not None

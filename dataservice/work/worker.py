@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dataservice.calls import Caller, process_name
+from dataservice.calls import RpcClient, process_name
 from dataservice.compression import PROBE_BYTES
 from dataservice.config import WorkerConfig, seconds_of
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.stall import Stall, missing_dispatcher
+from dataservice.stall import SlowWait, missing_dispatcher
 from dataservice.work.datasets import Datasets
 from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
@@ -71,9 +71,9 @@ class DataWorker:
         self._cache_bytes = config.cross_trainer_cache_size_bytes or _CACHE_BYTES
         self._closed = threading.Event()
         self._closed_at = float("inf")
-        self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
+        self._dispatcher = RpcClient(endpoint, dispatcher, "dispatcher", self._closed.is_set)
         # For calls after which the dispatcher knows that this worker is here, or has left.
-        self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
+        self._membership = RpcClient(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
         self._tasks: dict[int, Task] = {}
         self._datasets = Datasets(self._name, self._patience_s)
@@ -87,7 +87,6 @@ class DataWorker:
             self.GetCheckpoint,
             self.Probe,
             self.UpdateTasks,
-            self.ReleaseClient,
             self.DispatcherStopped,
         )
         endpoint.register("data_worker", {handler.__name__: handler for handler in handlers})
@@ -157,17 +156,8 @@ class DataWorker:
         return Reply(b"", [np.zeros(nbytes, np.uint8)])
 
     def UpdateTasks(self, request: Request) -> Reply:
-        """Begin and forget tasks."""
+        """Begin and forget tasks, and forget clients."""
         self._update(pb.TasksUpdate.FromString(request.body))
-        return Reply()
-
-    def ReleaseClient(self, request: Request) -> Reply:
-        """Give a client nothing more."""
-        body = pb.ReleaseClientRequest.FromString(request.body)
-        with self._lock:
-            task = self._tasks.get(body.task_id)
-        if task is not None:
-            task.release(body.client_id, list(body.used))
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
@@ -205,8 +195,13 @@ class DataWorker:
         return task
 
     def _update(self, update: pb.TasksUpdate) -> None:
-        """Forget and begin tasks, as the dispatcher decides."""
+        """Forget and begin tasks and forget clients, as the dispatcher decides."""
         self._forget(update.forget, CancelledError(_GIVEN_UP))
+        for departure in update.departures:
+            with self._lock:
+                task = self._tasks.get(departure.task_id)
+            if task is not None:
+                task.release(departure.client_id, list(departure.used))
         for task_id in update.begin:
             try:
                 with self._lock:
@@ -265,9 +260,13 @@ class DataWorker:
         request = pb.RegisterWorkerRequest(
             address=self.address, process=process_name(), tags=self._tags
         )
-        stall = Stall(f"data worker {self.address}", self._waits_for)
-        reply = self._membership.ask_patiently(
-            "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s, stall
+        slow_wait = SlowWait(f"data worker {self.address}", self._waits_for)
+        reply = self._membership.call_with_retry(
+            "dispatcher/RegisterWorker",
+            request,
+            pb.RegisterWorkerReply,
+            self._patience_s,
+            slow_wait,
         )
         self._worker_id = reply.worker_id
 
@@ -289,7 +288,7 @@ class DataWorker:
             holders=[held for task in tasks.values() if (held := task.holders()) is not None],
         )
         try:
-            reply = self._dispatcher.ask("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
+            reply = self._dispatcher.call("dispatcher/WorkerHeartbeat", request, pb.TasksUpdate)
             self._update(reply)
         except NotFoundError:
             return self._register_again()

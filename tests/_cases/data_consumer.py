@@ -19,14 +19,14 @@ class Script:
     """Takes a consumer's calls one by one, and answers when the test says so.
 
     Args:
-        reading: How the job is read.
+        consumption: How the job is read.
         tasks: Tasks that there are at first, and their parts.
         consumers: How many there are; the one under test is the first.
         begin: Elements that are used, by part.
         others: Of the consumer's options.
     """
 
-    def __init__(self, reading=pb.SHARED, tasks=None, consumers=1, begin=None, **others):
+    def __init__(self, consumption=pb.FIRST_COME, tasks=None, consumers=1, begin=None, **others):
         self.lease_s = 1000.0
         self.server = open_endpoint("inproc")
         self._calls = {}
@@ -44,16 +44,16 @@ class Script:
         self.server.serve_in_thread()
         self.address = str(self.server.address)
         self._tasks = {1: 0} if tasks is None else tasks
-        if reading == pb.ORDERED:
+        if consumption == pb.DETERMINISTIC:
             others |= {"num_consumers": consumers, "consumer_index": 0, "deterministic": True}
             others |= {"num_shards": 2}
         options = JobOptions(
             "distributed_epoch",
             self.address,
-            None if reading == pb.PRIVATE else "job",
+            None if consumption == pb.EXCLUSIVE else "job",
             **{"start_timeout_s": 30} | others,
         )
-        assert options.job.reading == reading
+        assert options.job.consumption == consumption
         request = pb.IterationRequest(terms=options.job)
         for part, start in (begin or {}).items():
             request.state.parts.add(part=part, start=start)

@@ -13,10 +13,10 @@ def address_of(number):
     return f"inproc://localhost:{number}"
 
 
-def terms_of(policy=pb.DYNAMIC, reading=None, **others):
+def terms_of(policy=pb.DYNAMIC, consumption=None, **others):
     """Terms as ``distribute`` makes them."""
-    terms = pb.Terms(policy=policy, reading=reading or pb.PRIVATE, **others)
-    if terms.reading == pb.PRIVATE:
+    terms = pb.Terms(policy=policy, consumption=consumption or pb.EXCLUSIVE, **others)
+    if terms.consumption == pb.EXCLUSIVE:
         terms.num_consumers = 1
     return terms
 
@@ -66,11 +66,13 @@ class Play:
         return self.registry.join(request, 1, now)
 
     def join_shared(self, policy=pb.DYNAMIC, name="job", delivery=pb.EXACTLY_ONCE, **others):
-        return self.join(terms_of(policy, pb.SHARED, delivery=delivery), name, **others)
+        return self.join(terms_of(policy, pb.FIRST_COME, delivery=delivery), name, **others)
 
     def join_ordered(self, index=0, consumers=1, shards=2, **others):
         terms = terms_of(
-            reading=others.pop("reading", pb.ORDERED), num_consumers=consumers, num_shards=shards
+            consumption=others.pop("consumption", pb.DETERMINISTIC),
+            num_consumers=consumers,
+            num_shards=shards,
         )
         return self.join(terms, "job", consumer_index=index, **others)
 

@@ -112,7 +112,7 @@ def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
     disk.fill()
     first = disk.ask(1)
     disk.answers.write(100.0)
-    assert disk.answers.holds
+    assert disk.answers.waits_for_disk
     second, third = disk.ask(2), disk.ask()  # which may rest on what is not written
     for now in (100.01, 100.1, 100.19):  # others who ask do not make it try more often
         disk.answers.write(now)
@@ -124,7 +124,7 @@ def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
     assert [asked.answer for asked in (first, second, third)] == [b"good"] * 3
     tries = [sorted(key for _, key in records) for records in disk.journal.tries]
     assert tries == [[1], [1, 2], [1, 2]]
-    assert not disk.answers.holds
+    assert not disk.answers.waits_for_disk
     assert [(record.levelname, record.message) for record in caplog.records] == [
         (
             "WARNING",
@@ -144,7 +144,7 @@ def test_who_waits_for_long_for_a_full_disk_is_told():
         assert first.answer is None
         disk.answers.write(begin + 10.2)
         assert first.answer is disk.journal.problem
-        assert not disk.answers.holds
+        assert not disk.answers.waits_for_disk
         second = disk.ask(2)  # nobody waits as long again
         disk.answers.write(begin + 10.5)
         assert second.answer is disk.journal.problem

@@ -29,7 +29,7 @@ def make_script():
 
 
 def test_the_end_is_what_the_dispatcher_says_after_all_tasks_have_ended(make_script):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     early, _ = script.heartbeat()
     request, body = script.asked()
     assert body.task_id == 1
@@ -73,7 +73,7 @@ def test_who_comes_when_it_is_over_is_told_why_there_is_nothing(make_script, cap
 
 
 def test_an_iteration_whose_parts_wait_for_a_worker_goes_on(make_script):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     request, _ = script.asked()
     script.give(request, [5], end=True)
     assert script.next() == 5
@@ -122,7 +122,7 @@ def test_no_more_than_the_limit_is_asked_for_or_held(make_script):
 
 
 def test_elements_that_came_with_an_error_are_given_first(make_script):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     request, _ = script.asked()
     failure = pack_elements(KeyError("bad")).pickle
     script.give(request, [1, 2], failure=failure)
@@ -224,7 +224,7 @@ def test_used_is_said_once_when_it_was_heard(make_script):
 
 
 def test_where_consumers_say_what_they_want_a_number_is_enough(make_script):
-    script = make_script(pb.PRIVATE, begin={0: 3})
+    script = make_script(pb.EXCLUSIVE, begin={0: 3})
     request, _ = script.asked()
     script.give(request, [3, 4, 5], first=3)
     assert script.next() == 3

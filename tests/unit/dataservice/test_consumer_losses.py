@@ -72,7 +72,7 @@ def test_a_task_is_settled_again_if_that_was_not_heard(make_script):
 
 
 def test_a_part_that_another_worker_got_is_sought_from_where_the_stream_is(make_script):
-    script = make_script(pb.PRIVATE, begin={0: 5})
+    script = make_script(pb.EXCLUSIVE, begin={0: 5})
     (request, body), (late, _) = script.asked(), script.asked()
     assert (body.seek, body.start, body.period, body.offset) == (True, 5, 1, 0)
     script.give(request, [5, 6, 7], first=5)
@@ -86,7 +86,7 @@ def test_a_part_that_another_worker_got_is_sought_from_where_the_stream_is(make_
 
 
 def test_later_requests_do_not_seek_and_say_what_is_used(make_script):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     request, _ = script.asked()
     script.give(request, [0, 1])
     assert script.next() == 0
@@ -100,7 +100,7 @@ def test_later_requests_do_not_seek_and_say_what_is_used(make_script):
 
 
 def test_replies_of_an_old_plan_are_ignored(make_script):
-    script = make_script(pb.ORDERED, tasks={1: 0, 2: 1}, consumers=2)
+    script = make_script(pb.DETERMINISTIC, tasks={1: 0, 2: 1}, consumers=2)
     calls = {1: [], 2: []}
     while min(len(each) for each in calls.values()) < 2:
         request, body = script.asked()
@@ -178,7 +178,7 @@ def test_who_was_given_up_uses_nothing_more_of_what_it_has(make_script):
 
 @pytest.mark.parametrize("error", [CancelledError, NotFoundError, UnavailableError])
 def test_a_worker_that_is_gone_is_told_to_the_dispatcher(make_script, error):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     request, _ = script.asked()
     script.give(request, [0])
     request, _ = script.asked()
@@ -225,7 +225,7 @@ def test_a_worker_whose_dispatcher_has_stopped_is_an_error(make_script):
 
 
 def test_an_element_that_is_not_kept_any_more_is_an_error(make_script):
-    script = make_script(pb.PRIVATE)
+    script = make_script(pb.EXCLUSIVE)
     request, _ = script.asked()
     request.fail(FailedPreconditionError("element 0 has been used"))
     with pytest.raises(FailedPreconditionError, match="element 0"):

@@ -25,7 +25,7 @@ class Dispatcher:
     def stopped(self):
         return self.is_stopped
 
-    def get_patiently(self, method, request, limit_s):
+    def fetch_with_retry(self, method, request, limit_s):
         self.calls += 1
         self.called.set()
         assert self.go_on.wait(10)

@@ -275,7 +275,7 @@ def test_consumers_must_agree(make_service, other):
         next(first)
         with (
             reading(others[other]()) as [second],
-            pytest.raises(InvalidArgumentError, match=r"different parameters.*CACHED"),
+            pytest.raises(InvalidArgumentError, match=r"different parameters.*CROSS_TRAINER"),
         ):
             next(second)
 

@@ -150,7 +150,7 @@ OTHERS = {
     "existing DYNAMIC over .* new OFF": {"processing_mode": OFF},
     "new DYNAMIC, target ANY": {"target_workers": "ANY"},
     "new DYNAMIC, delivery AT_LEAST_ONCE": {"delivery": "at_least_once"},
-    "new DYNAMIC, reading ORDERED": {
+    "new DYNAMIC, consumption DETERMINISTIC": {
         "deterministic": True,
         "consumer_index": 0,
         "num_consumers": 1,

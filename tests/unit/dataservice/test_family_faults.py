@@ -13,7 +13,7 @@ import pytest
 from _cases.data_readers import numbers, read, reading
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute, service_status
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.read.fetcher import Fetcher
 from mpidist.errors import UnavailableError
 
@@ -86,7 +86,7 @@ def test_a_dispatcher_is_restarted_again_and_again(durable, reading_as):
 @pytest.fixture
 def lose_answer(monkeypatch):
     """``lose_answer(method, meanwhile)``: the first answer to it does not come."""
-    finish, lost = Caller.finish, []
+    finish, lost = RpcClient.finish, []
 
     def lose(method, meanwhile):
         def finish_or_lose(caller, work, stall=None):
@@ -97,7 +97,7 @@ def lose_answer(monkeypatch):
                 raise UnavailableError("the answer is lost")
             return reply
 
-        monkeypatch.setattr(Caller, "finish", finish_or_lose)
+        monkeypatch.setattr(RpcClient, "finish", finish_or_lose)
         return lost
 
     return lose

@@ -170,7 +170,7 @@ def test_a_name_with_other_parameters():
     with pytest.raises(InvalidArgumentError, match="new DYNAMIC, delivery AT_MOST_ONCE over"):
         play.join_shared(delivery=pb.AT_MOST_ONCE)
     with pytest.raises(
-        InvalidArgumentError, match="reading ORDERED, num_shards 2, num_consumers 1"
+        InvalidArgumentError, match="consumption DETERMINISTIC, num_shards 2, num_consumers 1"
     ):
         play.join_ordered()
 

@@ -230,11 +230,11 @@ def test_at_least_once_waits_for_nobody():
     assert play.registry.start_task(told.tasks[0].task_id).part.used.bounds == [0, 3]
 
 
-@pytest.mark.parametrize("reading", [pb.PRIVATE, pb.SHARED, pb.ORDERED])
-def test_at_most_once_gives_the_part_up(reading):
+@pytest.mark.parametrize("consumption", [pb.EXCLUSIVE, pb.FIRST_COME, pb.DETERMINISTIC])
+def test_at_most_once_gives_the_part_up(consumption):
     play = Play(workers=2)
-    terms = terms_of(reading=reading, delivery=pb.AT_MOST_ONCE)
-    if reading == pb.ORDERED:
+    terms = terms_of(consumption=consumption, delivery=pb.AT_MOST_ONCE)
+    if consumption == pb.DETERMINISTIC:
         terms.num_shards, terms.num_consumers = 2, 1
     client = play.join(terms, "job")
     _, two = play.start(client)
@@ -412,17 +412,17 @@ def test_what_a_worker_keeps_for_one_that_is_gone_is_given_back():
     assert (departure.client_id, departure.task_id) == (77, task)
 
 
-@pytest.mark.parametrize("reading", [pb.ORDERED, pb.ROUNDS])
-def test_a_consumer_comes_in_the_place_of_one_whose_process_is_gone(reading):
+@pytest.mark.parametrize("consumption", [pb.DETERMINISTIC, pb.COORDINATED])
+def test_a_consumer_comes_in_the_place_of_one_whose_process_is_gone(consumption):
     play = Play(workers=1)
-    old = play.join_ordered(0, 2, reading=reading)
+    old = play.join_ordered(0, 2, consumption=consumption)
     old.peer = "2"
-    play.join_ordered(1, 2, reading=reading)
+    play.join_ordered(1, 2, consumption=consumption)
     with pytest.raises(AlreadyExistsError):
-        play.join_ordered(0, 2, reading=reading, now=AWAY_S + 1)
+        play.join_ordered(0, 2, consumption=consumption, now=AWAY_S + 1)
     play.registry.lose_clients("2")
     with pytest.raises(AlreadyExistsError):
-        play.join_ordered(0, 2, reading=reading, now=AWAY_S)
-    new = play.join_ordered(0, 2, reading=reading, now=AWAY_S + 1)
+        play.join_ordered(0, 2, consumption=consumption, now=AWAY_S)
+    new = play.join_ordered(0, 2, consumption=consumption, now=AWAY_S + 1)
     assert old.id not in play.registry.clients
     assert new.iteration is old.iteration

@@ -13,7 +13,7 @@ def state_of(position=4, starts=(2, 2), terms=None, **others):
     return pb.State(
         summary=summary,
         identity=summary.encode(),
-        terms=terms or terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=2),
+        terms=terms or terms_of(consumption=pb.DETERMINISTIC, num_consumers=2, num_shards=2),
         seed=77,
         repetition=others.pop("repetition", 0),
         position=position,
@@ -91,7 +91,9 @@ def test_a_state_of_something_else():
     play = Play()
     with pytest.raises(InvalidArgumentError, match=r"over cubes, read .* parts, not over range"):
         play.join_ordered(0, 2, state=state_of(summary="cubes"))
-    with pytest.raises(InvalidArgumentError, match=r"ORDERED by 2 .*, not over range.*PRIVATE"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"DETERMINISTIC by 2 .*, not over range.*EXCLUSIVE"
+    ):
         play.join(state=state_of())
 
 
@@ -135,7 +137,7 @@ def test_a_state_brings_back_a_repetition_that_has_finished():
     play.registry.finish_task(task, 3)
     play.leave(client, used=ranges(p0=[0, 3]))
     assert play.beat(play.join_ordered(0, 1, shards=1)).finished
-    terms = terms_of(reading=pb.ORDERED, num_consumers=1, num_shards=1)
+    terms = terms_of(consumption=pb.DETERMINISTIC, num_consumers=1, num_shards=1)
     client = play.join_ordered(0, 1, shards=1, state=state_of(2, (2,), terms))
     told = play.beat(client)
     assert (told.finished, places(told)) == (False, [(0, 1)])
@@ -164,7 +166,7 @@ def test_a_refused_state_leaves_the_job_as_it_is():
     play = Play(workers=1)
     client = play.join_ordered(0, 1)
     other = play.add_dataset("other")
-    terms = terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=2)
+    terms = terms_of(consumption=pb.DETERMINISTIC, num_consumers=2, num_shards=2)
     state = state_of(summary="other", terms=terms)
     with pytest.raises(InvalidArgumentError, match=r"different parameters: existing .* over range"):
         play.join(terms, "job", dataset=other, state=state)

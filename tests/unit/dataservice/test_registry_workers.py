@@ -104,7 +104,7 @@ def test_workers_of_several_processes_serve_a_job_that_is_read_locally():
     play = Play()
     play.add_worker(1, process="trainer/1")
     play.add_worker(2, process="trainer/2")
-    terms = terms_of(reading=pb.SHARED, target=pb.LOCAL)
+    terms = terms_of(consumption=pb.FIRST_COME, target=pb.LOCAL)
     clients = [play.join(terms, "job", process=f"trainer/{number}") for number in (1, 2)]
     assert [places(play.beat(client)) for client in clients] == [[(0, 1)], [(1, 2)]]
 

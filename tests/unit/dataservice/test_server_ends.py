@@ -33,14 +33,14 @@ LIMIT_S = 30
 
 def test_workers_that_leave_while_the_dispatcher_stops(make_service, monkeypatch):
     service = make_service(4)
-    tell, leaving = Answers.tell, list(service.workers)
+    tell, leaving = Answers.notify, list(service.workers)
 
     def slow(self, worker, method, body):
         if method == "DispatcherStopped" and leaving:
             leaving.pop().stop()
         tell(self, worker, method, body)
 
-    monkeypatch.setattr(Answers, "tell", slow)
+    monkeypatch.setattr(Answers, "notify", slow)
     service.dispatcher.stop()
     service.dispatcher.join()
 

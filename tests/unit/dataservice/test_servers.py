@@ -14,7 +14,7 @@ from dataservice import (
     WorkerServer,
     distribute,
 )
-from dataservice.calls import Caller
+from dataservice.calls import RpcClient
 from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.task import Task
@@ -403,7 +403,7 @@ def test_requests_wait_until_the_dispatcher_says_whether_the_task_is_the_workers
 
 def test_nobody_at_an_address_is_unavailable():
     with open_endpoint("inproc") as endpoint:
-        caller = Caller(endpoint, "localhost:4809", "dispatcher", lambda: False)
+        caller = RpcClient(endpoint, "localhost:4809", "dispatcher", lambda: False)
         with pytest.raises(UnavailableError, match="nothing serves inproc://localhost:4809"):
             caller.start("dispatcher/GetTask", pb.TaskRequest())
 

@@ -39,7 +39,7 @@ def test_a_repetition_that_a_state_brings_back_is_not_over_after_a_restart():
                 value, {play.dataset.id: Parcel(b"", ())}
             )
     write()
-    terms = terms_of(reading=pb.ORDERED, num_consumers=1, num_shards=1)
+    terms = terms_of(consumption=pb.DETERMINISTIC, num_consumers=1, num_shards=1)
     state = pb.State(
         identity=b"range", terms=terms, position=2, parts=[pb.PartState(start=2, total=-1)]
     )

@@ -78,7 +78,7 @@ def test_nobody_who_waits_for_room_counts_as_silent(make_journaled, disk):
         disk.fill()
         with ThreadPoolExecutor(1) as registering:
             name = registering.submit(register_dataset, service.target, Dataset.range(4))
-            wait_until(lambda: dispatcher._answers.holds)
+            wait_until(lambda: dispatcher._answers.waits_for_disk)
             with dispatcher._lock:
                 known = set(dispatcher._registry.workers), set(dispatcher._registry.clients)
                 dispatcher._check_timeouts(time.monotonic() + 10_000)

@@ -8,7 +8,7 @@ import pytest
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from dataservice.config import stall_s
-from dataservice.stall import Stall
+from dataservice.stall import SlowWait
 from mpidist.config import Config
 
 RELEASED = {}
@@ -55,18 +55,18 @@ def test_the_limit_is_a_setting(stall_after, given, limit):
 
 def test_a_wait_is_reported_once(stall_after, reports):
     stall_after(1e-9)
-    stall = Stall("somebody", lambda: "something")
+    slow_wait = SlowWait("somebody", lambda: "something")
     for _ in range(5):
-        stall.look()
+        slow_wait.check()
     (text,) = reports.texts
     assert text.startswith("somebody has waited ")
     assert text.endswith(" s for something")
-    assert stall.due_s == float("inf")
+    assert slow_wait.due_s == float("inf")
 
 
 def test_a_wait_is_not_reported_before_its_time(stall_after, reports):
     stall_after(1e9)
-    Stall("somebody", lambda: "something").look()
+    SlowWait("somebody", lambda: "something").check()
     assert reports.texts == []
 
 

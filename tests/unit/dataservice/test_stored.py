@@ -19,13 +19,13 @@ ADDRESSES = [address_of(number) for number in (1, 2, 3)]
 JOBS = (
     ("", terms_of()),
     ("", terms_of(pb.OFF)),
-    ("shared", terms_of(reading=pb.SHARED)),
-    ("often", terms_of(reading=pb.SHARED, delivery=pb.AT_LEAST_ONCE)),
-    ("seldom", terms_of(reading=pb.SHARED, delivery=pb.AT_MOST_ONCE)),
-    ("static", terms_of(pb.DATA, pb.SHARED)),
-    ("local", terms_of(reading=pb.SHARED, target=pb.LOCAL)),
-    ("ordered", terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=3)),
-    ("rounds", terms_of(pb.OFF, pb.ROUNDS, num_consumers=2, num_shards=2)),
+    ("shared", terms_of(consumption=pb.FIRST_COME)),
+    ("often", terms_of(consumption=pb.FIRST_COME, delivery=pb.AT_LEAST_ONCE)),
+    ("seldom", terms_of(consumption=pb.FIRST_COME, delivery=pb.AT_MOST_ONCE)),
+    ("static", terms_of(pb.DATA, pb.FIRST_COME)),
+    ("local", terms_of(consumption=pb.FIRST_COME, target=pb.LOCAL)),
+    ("ordered", terms_of(consumption=pb.DETERMINISTIC, num_consumers=2, num_shards=3)),
+    ("rounds", terms_of(pb.OFF, pb.COORDINATED, num_consumers=2, num_shards=2)),
 )
 PROCESSES = ("a/1", "b/2")
 numbers = st.integers(0, 30)
@@ -202,7 +202,7 @@ class Restarts(RuleBasedStateMachine):
             repetition=repetition,
             token=token,
         )
-        if position is not None and terms.reading not in (pb.SHARED, pb.PRIVATE):
+        if position is not None and terms.consumption not in (pb.FIRST_COME, pb.EXCLUSIVE):
             parts = [pb.PartState(part=part, start=position, total=-1) for part in range(2)]
             request.state.MergeFrom(
                 pb.State(identity=b"range", terms=terms, seed=5, position=position, parts=parts)
