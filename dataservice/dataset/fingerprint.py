@@ -19,8 +19,8 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,8 @@ def identity(node: Node) -> bytes:
     and NumPy. It covers the operations with their arguments, the code of functions, arrays, and
     constants: numbers, text, bytes, None, and tuples, lists, dicts and sets of them. Constants and
     arrays count where operations, defaults of arguments, or variables captured by functions hold
-    them.
+    them. But functions may fill the lists, dicts and sets that they have captured, so of these only
+    the class counts.
 
     Of any other object only the class counts, and of a global only the name. So a script may be
     restarted with another log folder or learning rate in a global. Datasets of equal identity may
@@ -154,7 +155,7 @@ class _Hashes:
         parts: list[Any] = [
             function.__code__,
             function.__defaults__,
-            function.__kwdefaults__,
+            tuple(sorted((function.__kwdefaults__ or {}).items())),
             function.__closure__,
             *self._globals_of(function),
         ]
@@ -215,6 +216,7 @@ class _Identities(_Hashes):
         super().__init__()
         self._bytes_left = _MOST_BYTES_OF_NODE
         self._items_left = _MOST_ITEMS_OF_NODE
+        self._is_in_function = False
 
     def _of_plain(self, value: Any) -> bytes:
         if isinstance(value, str | bytes):
@@ -237,9 +239,25 @@ class _Identities(_Hashes):
         values = list(node.identity_values())
         if isinstance(node, IndexedSource):  # the length of a user's sequence
             values.append(node.cardinality())
-        return _hash(type(node).__qualname__, *map(self.of, values))
+        with self._within(is_function=False):
+            return _hash(type(node).__qualname__, *map(self.of, values))
+
+    def _of_function(self, function: types.FunctionType) -> bytes:
+        with self._within(is_function=True):
+            return super()._of_function(function)
+
+    @contextmanager
+    def _within(self, *, is_function: bool) -> Iterator[None]:
+        before, self._is_in_function = self._is_in_function, is_function
+        try:
+            yield
+        finally:
+            self._is_in_function = before
 
     def _of_items(self, value: Any) -> bytes:
+        if self._is_in_function and not isinstance(value, tuple | frozenset):
+            # Functions fill lists and dicts while they run, for example to number words.
+            return _hash("mutable", type(value).__qualname__)
         items: Any = value
         if isinstance(value, dict):
             items = sorted(value.items(), key=lambda pair: repr(pair[0]))
@@ -273,7 +291,7 @@ class _Identities(_Hashes):
         kind = type(value)
         if isinstance(value, np.ndarray):  # of objects, such as text
             shape = (repr(value.dtype), repr(value.shape))
-            return _hash("array", *shape, self.of(value.reshape(-1).tolist()))
+            return _hash("array", *shape, self.of(tuple(value.reshape(-1).tolist())))
         if isinstance(value, _REDUCED) or _is_description(value):
             return super()._of_pickled(value)
         if isinstance(value, enum.Enum):
