@@ -1,4 +1,4 @@
-"""``distribute`` and its companions: datasets that a data service evaluates."""
+"""``distribute`` and related functions: datasets that a data service evaluates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import InvalidArgumentError
 
-# Seconds for which register_dataset and distributed_save look for the dispatcher.
+# How long register_dataset and distributed_save try to reach the dispatcher, in seconds.
 _PATIENCE_S = 60.0
 
 
@@ -42,12 +42,13 @@ def distribute(
     num_shards: int | None = None,
     start_timeout_s: float = 60.0,
 ) -> Callable[[Dataset], Dataset]:
-    """Have a dataset evaluated by the workers of a data service.
+    """Return a transformation that evaluates a dataset on the workers of a data service.
 
-    All steps before it run on the workers, all steps after it here. Each iteration of the result,
-    and each repetition of a ``repeat`` after it, is a new iteration of the job. When a worker is
-    lost, others continue its part at the position of its consumers. A consumer that waits 15
-    seconds for an element (MPIDIST_STALL_S if shorter) logs a warning that names the workers.
+    Transformations before it run on the workers. Transformations after it run in this process. Each
+    iteration of the result, and each repetition of a ``repeat`` after it, is a new iteration (one
+    epoch) of the job. When a worker is lost, other workers continue its part at the position of the
+    consumers. A consumer that waits 15 seconds for an element (MPIDIST_STALL_S if shorter) logs a
+    warning that names the workers.
 
     Args:
         processing_mode: ``"parallel_epochs"``: every worker evaluates the whole dataset, so that
@@ -55,54 +56,57 @@ def distribute(
             workers share the source, so that every element comes once. Or a ShardingPolicy.
         service: The dispatcher: ``DispatchServer.target``, ``resolver.master("data", 0)``,
             ``"host:port"``, or a pair of protocol and ``"host:port"``.
-        job_name: Consumers that give the same name share one stream: each element goes to one of
-            them. The k-th iteration of the result pairs with their k-th, so apply it once, outside
-            the loop over epochs: a new result begins with the job's first iteration, which may be
-            over. Elements fetched but not used by a consumer that leaves or dies go to the others.
-            The last consumer waits until a dead one has timed out. All must give the same dataset:
-            its operations, the code of its functions, its constants and arrays are compared.
-            Globals that functions use and the contents of other objects are not compared: those of
-            the first consumer serve all. None: a stream of this consumer's own.
+        job_name: Consumers with the same name share the elements of one job: each element goes to
+            one consumer. Iteration k of one consumer is iteration k of all. Apply ``distribute``
+            once, outside the loop over epochs: a new result begins with the job's first iteration,
+            which may be over. If a consumer leaves or dies, its unconsumed elements go to the other
+            consumers. The last consumer waits until a dead consumer has timed out. All consumers
+            must give the same dataset: operations, code of functions, constants and arrays are
+            compared. Globals that functions use and the contents of other objects are not compared,
+            and the workers use those of the first consumer. None: a job of this consumer alone.
         consumer_index: The index of this consumer, from 0 to ``num_consumers`` - 1.
         num_consumers: The number of consumers of the job. Without ``deterministic``, reads are
-            coordinated: in every round each consumer gets one element of the same part of the
-            dataset, one after the other there; the dataset must be infinite.
-        max_outstanding_requests: Elements that may be requested or held here at a time. None or -1
-            bounds only their memory; under a ``job_name`` alone they are a few at first, and then
-            an eighth of the elements that this consumer has used, so that others get theirs.
-        data_transfer_protocol: Elements travel as calls do: leave None.
-        compression: The codec of elements on their way: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra
-            ``compress``), None, or ``"AUTO"``: LZ4 from other hosts over tcp, if the way is slower
-            than 0.5 GB/s and the first elements get smaller by a quarter.
-        cross_trainer_cache: A CrossTrainerCache: every trainer of the job gets all elements that
-            are still kept when it asks for them, and each is made once. For infinite datasets.
+            coordinated: in every round the consumers get successive elements of one part of the
+            dataset, one each. The dataset must be infinite.
+        max_outstanding_requests: The largest number of elements that this consumer requests or
+            buffers at a time. None or -1 limits only their memory. With a ``job_name`` alone, the
+            limit is then four elements for each task at first, and later an eighth of the consumed
+            elements, so that other consumers get their share.
+        data_transfer_protocol: Leave None: elements use the protocol of the service, and shared
+            memory within a host.
+        compression: The codec of elements in messages: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra
+            ``compress``), None, or ``"AUTO"``: LZ4 from other hosts over tcp, if the connection is
+            slower than 0.5 GB/s and the first elements get smaller by a quarter.
+        cross_trainer_cache: A CrossTrainerCache: each element is computed once, and every trainer
+            of the job gets all elements that the worker's window still holds. For infinite
+            datasets.
         target_workers: ``"AUTO"``: all workers but those with the tag COLOCATED on other hosts;
             ``"ANY"``: all; ``"LOCAL"``: those of this process.
         delivery: The effect of the loss of a worker. ``"exactly_once"``: every element comes once
             (once for each worker's copy, under ``"parallel_epochs"``). ``"at_least_once"``:
-            elements that were under way may come again, without a wait for the consumers' reports.
-            ``"at_most_once"``: its part ends there.
+            elements may come again, and no worker waits for the reports of consumers.
+            ``"at_most_once"``: the part of the lost worker ends at the loss.
         deterministic: Elements come in an order that depends neither on the number of workers nor
-            on that of consumers: one of each of ``num_shards`` parts of the source in turn, and
-            dealt out to the consumers in turn. For datasets with one element for each element of
-            the source, in the source's own order.
+            on the number of consumers: from each of ``num_shards`` parts of the source in turn, and
+            to each consumer in turn. For datasets with one element for each element of the source,
+            in the source's own order.
         num_shards: The number of parts under ``deterministic`` and ``num_consumers``, and so the
             largest number of workers that can share the work; None takes 16.
-        start_timeout_s: Seconds for which the dispatcher, or all workers, may be missing before
-            reading fails.
+        start_timeout_s: How long to wait for the dispatcher, or for a worker if all are missing, in
+            seconds. After that the iteration fails.
 
     Returns:
-        A function for :meth:`Dataset.apply`. During the iteration of its result: UnavailableError
-        if the dispatcher or all workers are missing or lost; DeadlineExceededError if one is stuck;
-        InvalidArgumentError if the job exists with other parameters. An error of the dataset's
-        functions on a worker has the same class here and a note that names the worker; one that is
-        no Exception (SystemExit, KeyboardInterrupt) becomes an UnknownError.
+        A function for :meth:`Dataset.apply`. The iteration of its result raises UnavailableError if
+        the dispatcher or all workers are missing or lost, DeadlineExceededError if a worker hangs,
+        and InvalidArgumentError if the job exists with other parameters. An error of a user's
+        function on a worker keeps its class, and gets a note that names the worker. SystemExit and
+        KeyboardInterrupt, which are no Exceptions, become an UnknownError.
 
     Raises:
-        FailedPreconditionError: The package that compresses is not installed. When the function is
-            applied: coordinated reads of a dataset that ends, or a cache of one.
-        UnimplementedError: An argument asks for something that this version cannot do. When the
-            function is applied: the dataset cannot be split, and the mode needs it.
+        FailedPreconditionError: The package of the codec is not installed. When the function is
+            applied: coordinated reads or a cross_trainer_cache of a dataset that ends.
+        UnimplementedError: This version does not support an argument. When the function is applied:
+            the mode must split the dataset, and the dataset cannot be split.
         ValueError: An argument is wrong.
     """
     options = JobOptions(
@@ -141,17 +145,19 @@ def register_dataset(
     Args:
         service: As for :func:`distribute`.
         dataset: The dataset.
-        compression: Checked and not used, for programs that give it here. Readers choose theirs.
-        dataset_id: The id of the dataset; None has the dispatcher choose.
+        compression: Checked, but ignored: it serves programs written for tf.data. Readers choose
+            the codec.
+        dataset_id: The id of the dataset. None lets the dispatcher choose.
 
     Returns:
-        Its id; of an equal dataset that is known, or of one of the same id and structure, the same.
+        The id of the dataset. A dataset that is registered again gets the same id. So does a
+        dataset with a known ``dataset_id`` and the same structure.
 
     Raises:
         InvalidArgumentError: The id belongs to a dataset with elements of another structure.
         UnavailableError: There is no dispatcher.
-        ValueError: An argument is wrong, or an id is given and there is no element that shows the
-            structure of elements.
+        ValueError: An argument is wrong, or an id is given for a dataset that has no element, so
+            that the structure of its elements is unknown.
     """
     check_compression(compression)
     if dataset_id is not None and (not isinstance(dataset_id, str) or not dataset_id):
@@ -186,10 +192,10 @@ def from_dataset_id(
 ) -> Dataset:
     """Return a dataset that was registered, read through its data service.
 
-    ``dataset_id`` is the id that :func:`register_dataset` has returned. ``element_spec`` describes
-    the elements, and reading raises InvalidArgumentError at an element of another structure. None
-    asks the dispatcher, which knows it if the dataset was given an id. The other arguments are
-    those of :func:`distribute`. Jobs of the same name over different datasets are different jobs.
+    ``dataset_id`` is the result of :func:`register_dataset`. ``element_spec`` describes the
+    elements: an element of another structure raises InvalidArgumentError. None takes the spec from
+    the dispatcher, if it has the spec. The other arguments are those of :func:`distribute`. Jobs of
+    the same name over different datasets are different jobs.
 
     Raises:
         NotFoundError: There is no dataset of this id.
@@ -231,11 +237,12 @@ def distributed_save(
     dispatcher_address: str | tuple[str, str],
     compression: str | None = "AUTO",
 ) -> None:
-    """Have the workers of a data service write a dataset to disk, without a wait for them.
+    """Start to save a dataset to disk on the workers of a data service. Return at once.
 
-    Each worker writes a stream of its own: a part of the source if the dataset can be split, else
-    one worker writes the whole. The chunks of a lost worker are kept, and another one continues.
-    :meth:`Dataset.load` reads it, with ``wait=True`` also while it is being written.
+    If the dataset can be split, each worker writes a part of the source to a stream of its own.
+    Otherwise one worker writes the whole dataset. After the loss of a worker its chunks are kept,
+    and another worker continues its stream. :meth:`Dataset.load` reads the snapshot. With
+    ``wait=True`` it also reads a snapshot that is still being written.
 
     Args:
         dataset: A dataset that ends.
@@ -245,12 +252,12 @@ def distributed_save(
             ``compress``), None, or ``"AUTO"``, which does not compress.
 
     Raises:
-        AlreadyExistsError: There is a snapshot at the path, or something else.
-        FailedPreconditionError: The package that compresses is not installed, the dispatcher
-            cannot write there, or no worker has registered at it.
+        AlreadyExistsError: The folder contains a snapshot or other files.
+        FailedPreconditionError: The package of the codec is not installed, the dispatcher cannot
+            write to the folder, or no worker has registered at the dispatcher.
         InvalidArgumentError: The dataset has no end.
         UnavailableError: There is no dispatcher.
-        ValueError: The compression is unknown, or the address none.
+        ValueError: The codec is unknown, or ``dispatcher_address`` is not an address.
     """
     check_compression(compression)
     node = dataset.node
@@ -284,7 +291,7 @@ def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Datas
 
 
 def _check_dataset(options: JobOptions, node: Node, summary: str) -> None:
-    """Raise if a dataset cannot be split, or ends, and the options need another."""
+    """Raise if the options need a dataset that can be split, or an infinite one."""
     if options.job.policy == pb.DYNAMIC:
         node.source_length()
     options.mode.check_cardinality(summary, node.cardinality())

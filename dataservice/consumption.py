@@ -1,9 +1,9 @@
 """The six modes of consumption: the ways in which the elements of a job reach its consumers.
 
-Each mode is one object. It checks the options that choose it, says how parts are placed on workers
-and which reports consumers make, and so on. The dispatcher, the workers and the consumers ask the
-object, and compare the number on the wire nowhere. The buffers of a mode are chosen in one place on
-each side: ``work.buffers.buffer_for`` and ``read.buffers.buffer_for``.
+Each mode is one object. The object checks the options that choose the mode, and defines how parts
+are placed on workers and how consumers report consumed elements. The dispatcher, the workers and
+the consumers ask the object, and never compare the number in the messages. The buffers of a mode
+are chosen in one place on each side: ``work.buffers.buffer_for`` and ``read.buffers.buffer_for``.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class Mode:
     """Base class of the modes of consumption, with the facts that most of them share.
 
     Attributes:
-        number: Its number on the wire.
-        has_fixed_parts: True if the terms give the number of parts. Otherwise every worker brings
-            a part.
-        moves_parts: True if a part may move to a worker that has fewer.
-        has_consumer_index: True if each consumer has an index, and elements of every part. A part
-            then goes only to a worker that all consumers can read, because a consumer that cannot
-            read a part would wait for ever.
-        seeks: True if consumers name the indices that they want. A worker keeps elements until all
-            consumers have had theirs, so another worker of the part serves the same request.
-            Otherwise the worker chooses the elements, and has to hear of consumers that leave.
-        is_first_come: True if each element goes to the consumer that asks first. Consumers report
-            consumed elements by ranges then, and by a position in each part otherwise.
+        number: The number of the mode in messages.
+        has_fixed_parts: True if the terms give the number of parts. Otherwise the number of parts
+            depends on the workers.
+        moves_parts: True if a part may move to a worker that has fewer parts.
+        has_consumer_index: True if each consumer has an index and reads elements of every part. A
+            part then goes only to workers that all consumers can read from. Otherwise a consumer
+            that cannot read a part would wait for ever.
+        seeks: True if consumers request elements by index. A worker retains elements until all
+            consumers have consumed them, so after its loss consumers repeat their requests to the
+            part's next worker. False if the worker chooses the elements. The dispatcher then tells
+            the worker when a consumer leaves.
+        is_first_come: True if each element goes to the consumer that asks first. Consumers then
+            report ranges of consumed elements. Otherwise they report a position in each part.
         has_states: True if a consumer knows the position of the iteration in every part.
-        is_default: True if no option but the job's name chooses it, so that messages may leave its
-            name out.
+        is_default: True if the mode needs no option but the job's name. Messages may then omit the
+            name of the mode.
         writes_snapshot: True if workers write the elements to disk, and there are no consumers.
         fixed_terms: Names of the terms that a state fixes.
     """
@@ -56,27 +57,27 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """Its name, for messages."""
+        """The name of the mode, for messages."""
         return pb.Consumption.Name(self.number)
 
     def check(self, options: JobOptions) -> None:
-        """Raise ValueError if an option does not go with the mode."""
+        """Raise ValueError if an option conflicts with the mode."""
         if options.num_shards is not None:
             raise ValueError("num_shards needs deterministic=True or num_consumers")
 
     def check_cardinality(self, summary: str, count: int) -> None:
-        """Raise FailedPreconditionError if a dataset ends, and the mode needs an endless one.
+        """Raise FailedPreconditionError if the mode needs an infinite dataset and this one ends.
 
         Args:
             summary: The dataset, for the message.
-            count: Its number of elements; negative if it is infinite or not known.
+            count: The number of elements; negative if it is infinite or unknown.
         """
 
     def complete(self, terms: pb.Terms, options: JobOptions) -> None:
         """Set the terms of the job that depend on the mode."""
 
     def takes_splits(self, terms: pb.Terms | pb.Task) -> bool:
-        """Return whether workers ask the dispatcher for splits of the source as they go."""
+        """Return whether workers request splits of the source from the dispatcher."""
         return terms.policy == pb.DYNAMIC
 
     def takes_strides(self, lease: pb.Task) -> bool:
@@ -84,15 +85,15 @@ class Mode:
         return False
 
     def leases_elements(self, terms: pb.Terms) -> bool:
-        """Return whether an element that a consumer has fetched is leased to that consumer.
+        """Return whether a fetched element is leased to the consumer that fetched it.
 
-        If its worker is lost, the element must come again only if no consumer holds it. The next
-        worker therefore waits for the reports of all consumers.
+        After the loss of a worker, only elements that no consumer holds may be delivered again.
+        Therefore all consumers first report the elements that they hold.
         """
         return False
 
     def describe(self, terms: pb.Terms) -> str:
-        """Return the mode in words, with the numbers that shape its order."""
+        """Return the mode in words, with the numbers that determine the order."""
         return self.name
 
     def is_continued_by(self, terms: pb.Terms, other: pb.Terms) -> bool:
@@ -101,7 +102,7 @@ class Mode:
 
 
 class _Ordered(Mode):
-    """Base class of the modes with a fixed order: in turn from each of a fixed number of parts."""
+    """Base class of the modes that read a fixed number of parts in turn, in a fixed order."""
 
     has_fixed_parts = True
     has_consumer_index = True
@@ -112,7 +113,7 @@ class _Ordered(Mode):
         if options.delivery == "at_most_once":
             raise ValueError(
                 "delivery='at_most_once' does not go with num_consumers or deterministic=True: "
-                "where a part has been given up, consumers would not know whose turn it is"
+                "after the loss of a part, consumers would not agree on the order"
             )
         if options.target_workers.upper() == "LOCAL":
             raise ValueError(
@@ -129,7 +130,7 @@ class _Ordered(Mode):
 
 
 class _Exclusive(Mode):
-    """One consumer reads parts in any order."""
+    """One consumer reads the parts in any order."""
 
     number = pb.EXCLUSIVE
     is_default = True
@@ -141,7 +142,7 @@ class _Exclusive(Mode):
 
 
 class _FirstCome(Mode):
-    """Consumers of one job name share the elements: each goes to the consumer that asks first."""
+    """Consumers of one job share the elements. Each goes to the consumer that asks first."""
 
     number = pb.FIRST_COME
     is_default = True
@@ -152,10 +153,10 @@ class _FirstCome(Mode):
 
 
 class _Deterministic(_Ordered):
-    """Elements are dealt out to the consumers in turn, one of each part in turn.
+    """Elements come from the parts in turn, and go to the consumers in turn.
 
-    Parts are strides of the source, so the order depends on neither the number of workers nor that
-    of consumers.
+    Each part has every n-th index of the source. So the order depends neither on the number of
+    workers nor on the number of consumers.
     """
 
     number = pb.DETERMINISTIC
@@ -164,12 +165,12 @@ class _Deterministic(_Ordered):
         if options.job_name is not None and options.num_consumers is None:
             raise ValueError(
                 "deterministic=True with a job_name needs num_consumers and consumer_index, which "
-                "say who gets which elements"
+                "decide the elements of each consumer"
             )
         if options.job.policy != pb.DYNAMIC:
             raise ValueError(
-                "deterministic=True needs processing_mode 'distributed_epoch': under the others "
-                "there are as many copies or parts as workers"
+                "deterministic=True needs processing_mode 'distributed_epoch': under the other "
+                "modes the number of copies or parts depends on the number of workers"
             )
         super().check(options)
 
@@ -187,7 +188,7 @@ class _Deterministic(_Ordered):
 
 
 class _Coordinated(_Ordered):
-    """In every round each consumer gets one element of the same part."""
+    """In every round each consumer gets one element, all from the same part."""
 
     number = pb.COORDINATED
     fixed_terms = ("num_shards", "num_consumers")
@@ -197,7 +198,7 @@ class _Coordinated(_Ordered):
 
 
 class _CrossTrainer(Mode):
-    """Every trainer gets all elements in a sliding window of the worker."""
+    """Every trainer reads all elements that are in the sliding window of the worker."""
 
     number = pb.CROSS_TRAINER
 
@@ -220,12 +221,12 @@ class _Snapshot(Mode):
 
     number = pb.SNAPSHOT
     has_fixed_parts = True
-    # To move a stream costs more than it gains: the next worker evaluates from a commit on.
+    # To move a stream costs more than it gains: the next worker starts at the last commit.
     moves_parts = False
     writes_snapshot = True
 
     def takes_strides(self, lease: pb.Task) -> bool:
-        # A dataset that cannot be split is one part, and is evaluated whole.
+        # A dataset that cannot be split is one part: one worker evaluates all of it.
         return lease.num_parts > 1
 
 
@@ -243,7 +244,7 @@ _BY_NUMBER: dict[pb.Consumption, Mode] = {
 
 
 def mode_of(message: pb.Terms | pb.Task) -> Mode:
-    """Return the mode that a message names by its number."""
+    """Return the mode of the number in a message."""
     return _BY_NUMBER[message.consumption]
 
 

@@ -1,4 +1,4 @@
-"""The options of ``distribute`` and its companions, which check themselves."""
+"""The options of ``distribute`` and related functions, with their checks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _TARGETS = {"AUTO": pb.AUTO, "ANY": pb.ANY, "LOCAL": pb.LOCAL}
 
 @dataclass(frozen=True)
 class CrossTrainerCache:
-    """Has trainers share elements: see ``cross_trainer_cache`` of :func:`distribute`.
+    """Lets trainers share elements: see ``cross_trainer_cache`` of :func:`distribute`.
 
     Attributes:
-        trainer_id: Tells trainers apart: readers with the same id share one stream.
+        trainer_id: The name of the trainer. Readers with the same id share one stream.
 
     Raises:
-        ValueError: It is empty.
+        ValueError: The id is empty.
     """
 
     trainer_id: str
@@ -42,7 +42,7 @@ def service_of(service: str | tuple[str, str]) -> tuple[str | None, str]:
     """Return the protocol (None if not given) and the address of a dispatcher.
 
     Raises:
-        ValueError: It is not an address.
+        ValueError: ``service`` is not an address.
     """
     if isinstance(service, tuple) and len(service) == 2:
         protocol, address = service
@@ -65,8 +65,8 @@ class JobOptions:
     The fields are the arguments of :func:`distribute`, which describes them.
 
     Raises:
-        FailedPreconditionError: The package that compresses is not installed.
-        ValueError: An option is wrong, or does not go with another.
+        FailedPreconditionError: The package of the codec is not installed.
+        ValueError: An option is wrong, or conflicts with another option.
     """
 
     processing_mode: str | ShardingPolicy
@@ -126,13 +126,13 @@ class JobOptions:
 
     @property
     def max_outstanding(self) -> int | None:
-        """Elements requested or held at a time; None is bounded by memory alone."""
+        """The largest number of elements requested or held; None means a limit in bytes alone."""
         limit = self.max_outstanding_requests
         return None if limit == -1 else limit
 
     @property
     def trainer_id(self) -> str:
-        """The reader of a cross-trainer cache; empty without one."""
+        """The id of this reader of a cross-trainer cache; empty without such a cache."""
         return self.cross_trainer_cache.trainer_id if self.cross_trainer_cache is not None else ""
 
     @property

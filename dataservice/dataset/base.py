@@ -1,8 +1,8 @@
-"""Datasets as nodes, which describe, and iterators, which hold the state.
+"""Base classes of datasets: nodes describe a sequence, and iterators hold the state of a pass.
 
-A node is immutable and picklable. Each pass over it is an iterator, made for a :class:`Context`.
-Everything that changes during the pass is an attribute of an iterator. So the state of a pass is
-collected, and set, by walking from the last iterator to the source.
+A node is immutable and picklable. Each pass over a node is an iterator, made for a
+:class:`Context`. Everything that changes during the pass is an attribute of an iterator. To get or
+set the state of a pass, each iterator calls the iterator below it, down to the source.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Failure:
     """An error in the place of an element.
 
     Args:
-        error: The error. The frame that caught it is removed from its traceback: that frame refers
-            to this object, and the two would form a circle. Pickled, it becomes an UnknownError if
-            its class cannot be pickled.
+        error: The error. The frame that caught the error is removed from its traceback: the frame
+            refers to this object, so the two would form a reference cycle. An error whose class
+            cannot be pickled becomes an UnknownError in a pickle.
 
     Attributes:
         error: The error.
@@ -48,7 +48,7 @@ def _unpacked(data: bytes) -> Failure:
     return Failure(unpack_error(data))
 
 
-# Passes of an endless ``repeat``: the epochs of a second pass over it begin here.
+# Epochs reserved for one pass over an endless ``repeat``. The next pass has the next as many.
 _PASSES = 1 << 32
 
 
@@ -60,7 +60,7 @@ def pass_epoch(epoch: int, number: int, count: int | None) -> int:
 class SplitsFailed(BaseException):
     """The indices of the elements to evaluate are not available.
 
-    It is not an ``Exception``, because it is not the error of an element. Nothing may ignore it.
+    The class is not an ``Exception``: no element has failed, so ``ignore_errors`` must not drop it.
 
     Args:
         error: The reason.
@@ -79,33 +79,33 @@ class Splits(Protocol):
 
     Attributes:
         start: Position of the first index of the next pass.
-        marked: Position that :meth:`mark` noted last.
+        marked: Position of the last call of :meth:`mark`.
     """
 
     start: int
     marked: int
 
     def run(self, position: int) -> range:
-        """Return the ascending indices from a position on, as many as are known; none at the end.
+        """Return the known indices from a position on, in ascending order; empty at the end.
 
         Raises:
             SplitsFailed: The indices are not available.
         """
 
     def mark(self, position: int) -> None:
-        """Note that the state that is being taken needs no index before a position."""
+        """Record the position of the first index that the current checkpoint needs."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """The place of a pass among the indices that this process evaluates.
+    """The place of a pass in the sequence of source indices that this process evaluates.
 
     Attributes:
         splits: The indices.
         period: Number of indices of one pass over the source of the whole dataset.
         ordinal: Number of passes over the source before this one.
-        offset: First index of the node that reads indices, if it is one of several that
-            ``concatenate`` reads one after the other.
+        offset: Source index, within the pass, of the reading node's first element. Not 0 if
+            ``concatenate`` reads other nodes first.
     """
 
     splits: Splits
@@ -127,7 +127,7 @@ class Closable(Protocol):
 
 
 class Scope:
-    """The waits of a pass that one thread evaluates and another one can cancel.
+    """The blocking waits of a pass. Any thread can cancel them.
 
     Attributes:
         closed: Whether the pass has been cancelled. All waits in it then end.
@@ -135,12 +135,12 @@ class Scope:
 
     def __init__(self) -> None:
         self.closed = False
-        # Reentrant, because a garbage collection inside of it may close other passes.
+        # Reentrant, because a garbage collection under the lock may close other passes.
         self._lock = threading.RLock()
         self._waiting: weakref.WeakSet[Closable] = weakref.WeakSet()
 
     def add(self, waiting: Closable) -> None:
-        """Close a wait together with the scope; at once if the scope is closed."""
+        """Register a wait, to be closed with the scope. Close it now if the scope is closed."""
         with self._lock:
             self._waiting.add(waiting)
         if self.closed:
@@ -157,17 +157,18 @@ class Scope:
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs of one pass besides the description.
+    """The inputs of one pass, besides the node.
 
     Attributes:
         seed: Seed of the nodes that have none of their own. It is the same in all processes that
             evaluate parts of the pass.
-        epoch: Number of the pass, for example of this dataset in the program, or in a ``repeat``.
+        epoch: Number of the pass over the Dataset object, of the job's iteration, or of the pass in
+            a ``repeat``.
         scope: Ends the waits of the pass; None if no other thread can cancel the pass.
-        stages: Measures the nodes; None if the times are not wanted.
-        part: Added to the seed where the randomness of processes need not agree.
+        stages: Measures the time spent in each node; None turns the measurement off.
+        part: Added to the seed for random numbers that may differ between processes.
         numbered: Whether elements must keep their order because another process may have to
-            continue the pass. Otherwise the results of ``map`` may come as they are ready.
+            continue the pass. Otherwise ``map`` may return results as soon as they are ready.
         share: The source indices that this process evaluates; None for all of them.
     """
 
@@ -193,11 +194,11 @@ class Context:
         return dataclasses.replace(self, epoch=pass_epoch(self.epoch, number, count), share=share)
 
     def branch(self, number: int) -> Context:
-        """Return the context of one of several passes beside each other, with its own seed."""
+        """Return the context of one of several parallel passes, with its own seed."""
         return dataclasses.replace(self, seed=(*self.seed, number))
 
     def alone(self) -> Context:
-        """Return the context of a pass that this process evaluates as a whole."""
+        """Return the context of a pass over all source indices."""
         return dataclasses.replace(self, share=None)
 
     @property
@@ -210,7 +211,7 @@ INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
 ENDLESS = 1 << 62
-"""The length of an indexed node without an end."""
+"""The length of an infinite indexed node."""
 
 Place = tuple[int, int]
 """An epoch, and the index of an element in it."""
@@ -221,7 +222,7 @@ class NoElementError(ValueError):
 
 
 class ElementIterator(ABC):
-    """One pass over a node. At the end it raises StopIteration, and keeps raising it."""
+    """One pass over a node. After the last element every call raises StopIteration."""
 
     def __iter__(self) -> ElementIterator:
         return self
@@ -269,9 +270,10 @@ class ElementIterator(ABC):
 
 
 class Reader(ElementIterator):
-    """The elements at some places of an indexed node, in order, each of them or its error.
+    """Iterator over the elements of an indexed node at given places, in order.
 
-    It has no state: :class:`IndexedIterator` knows the place.
+    A failed element raises its error in its place. A reader has no state, because
+    :class:`IndexedIterator` keeps the position.
     """
 
     def get_state(self) -> Any:
@@ -282,7 +284,7 @@ class Reader(ElementIterator):
         """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing; readers of other nodes close these."""
+        """Do nothing. Readers over another reader override this method."""
 
     def goes_on(self, error: Exception) -> bool:
         """Return True: an error stands in the place of one element."""
@@ -304,15 +306,16 @@ class Node(ABC):
     """A description of a sequence of elements; subclasses are frozen dataclasses.
 
     A node is *indexed* if each of its elements can be computed alone. Then :meth:`indexed_length`
-    gives their number, and :meth:`_read` computes those at given places. The state of a pass is a
-    number. All other nodes are *sequential*: :meth:`_iterate` starts a pass, whose iterator has a
-    state. A node over others may be the one or the other, as these are.
+    returns the number of elements, and :meth:`_read` computes the elements at given places. The
+    state of a pass over it is a number. All other nodes are *sequential*: :meth:`_iterate` starts a
+    pass, and the iterator of the pass has a state. Many transformations are indexed if their input
+    is indexed, and sequential otherwise.
     """
 
     def indexed_length(self) -> int | None:
         """Return the number of elements of an epoch if the node is indexed; None if it is not.
 
-        ``ENDLESS`` stands for no end.
+        ``ENDLESS`` means that the node is infinite.
         """
         return None
 
@@ -320,8 +323,9 @@ class Node(ABC):
         """Start to read elements of an indexed node.
 
         Args:
-            places: Places of the elements, in any order. They may be taken ahead, on any thread.
-            context: The context of the pass. Its epoch is not used: each place has its own.
+            places: Places of the elements, in any order. Nodes may read the places ahead, on any
+                thread.
+            context: The context of the pass. Its epoch is ignored: each place names its epoch.
 
         Returns:
             An iterator with one element, or error, for each place, in their order.
@@ -350,7 +354,7 @@ class Node(ABC):
         """Return the number of source indices of one pass, which workers may share.
 
         Raises:
-            UnimplementedError: Parts of the sequence cannot be evaluated apart.
+            UnimplementedError: The node cannot be split between workers.
         """
         length = self.indexed_length()
         if length is None:
@@ -358,7 +362,7 @@ class Node(ABC):
         return length
 
     def cannot_be_split(self, why: str) -> UnimplementedError:
-        """Return the error of :meth:`source_length` where parts cannot be evaluated apart."""
+        """Return the error of :meth:`source_length` for a node that cannot be split."""
         return UnimplementedError(
             f"{self.summary()} cannot be split between workers: {why}; or use "
             "processing_mode='parallel_epochs', or this transformation after distribute()"
@@ -374,13 +378,14 @@ class Node(ABC):
 
     @property
     def has_static_spec(self) -> bool:
-        """Whether :meth:`element_spec` needs no element."""
+        """True if :meth:`element_spec` computes no element."""
         return False
 
     def sample(self) -> Node:
-        """Return a node with elements of the same spec, whose first one is computed here, alone.
+        """Return a node with the same element spec, from which one element can be computed.
 
-        Such a node takes nothing from the jobs of data services, fills no buffers and no caches.
+        To compute it, the node takes no elements of a data service's job, computes no other
+        elements ahead, and fills no buffers and no caches.
         """
         return self
 
@@ -388,7 +393,7 @@ class Node(ABC):
         """Return the first element of a pass of :meth:`sample`.
 
         Raises:
-            NoElementError: It has no element.
+            NoElementError: There is no element.
         """
         with self.sample().iterate(Context(seed=(0,))) as elements:
             for element in elements:
@@ -399,17 +404,17 @@ class Node(ABC):
 
     @property
     def same_every_epoch(self) -> bool:
-        """Whether element i is the same in all epochs. Only used where the node is indexed."""
+        """True if element i is the same in all epochs. Used only for indexed nodes."""
         return True
 
     @property
     def distributed(self) -> bool:
-        """Whether a data service divides the elements among several consumers."""
+        """True if a data service divides the elements among several consumers."""
         return False
 
     @property
     def on_device(self) -> bool:
-        """Whether elements lie on a GPU, on the stream of the thread that takes them."""
+        """True if elements are in GPU memory, on the stream of the thread that takes them."""
         return False
 
     def summary(self) -> str:
@@ -417,15 +422,15 @@ class Node(ABC):
         return f"{type(self).__name__.lower()}({_arguments(self)})"
 
     def identity_values(self) -> Iterable[Any]:
-        """Return the values that tell this node apart from others of its class.
+        """Return the values that distinguish this node from others of its class.
 
-        By default these are the values of the fields that are compared.
+        By default they are the values of the fields that ``==`` compares.
         """
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return [getattr(self, each.name) for each in fields if each.compare]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickles of equal nodes stay equal, whether the identity has been computed or not.
+        # Without the cached identity, so that equal nodes have equal pickles.
         return {name: value for name, value in vars(self).items() if name != IDENTITY}
 
 
@@ -438,7 +443,7 @@ class IndexReader:
 
     Args:
         length: Number of indices of the pass.
-        share: The place of the pass among all; None: this process evaluates all indices.
+        share: The place of the pass in the source; None: this process evaluates all indices.
 
     Attributes:
         position: Position of the next index.
@@ -474,16 +479,16 @@ class IndexReader:
         return range(own.start - first, own.stop - first, own.step)
 
     def get_state(self) -> int:
-        """Return the position of the next index, and mark it."""
+        """Return the position of the next index, and mark the position."""
         self.mark(self.position)
         return self.position
 
     def set_state(self, position: int) -> None:
-        """Go on at a position."""
+        """Continue at a position."""
         self.position, self._run = position, iter(())
 
     def mark(self, position: int) -> None:
-        """Note that the state that is being taken needs no index before a position."""
+        """Record the position of the first index that the current checkpoint needs."""
         if self._share is not None:
             self._share.splits.mark(position)
 
@@ -493,7 +498,7 @@ class IndexedIterator(ElementIterator):
 
     Args:
         node: The node.
-        context: The context of the pass; its share says which elements this process evaluates.
+        context: The context of the pass. Its share gives the elements that this process evaluates.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -502,7 +507,7 @@ class IndexedIterator(ElementIterator):
         self._node = node
         self._context = context
         self._indices = IndexReader(length, context.share)
-        self._position = self._indices.position  # of the next element; nodes may read ahead
+        self._position = self._indices.position  # of the next element; indices are read ahead
         self._elements: ElementIterator | None = None
         self._closed = False
 
@@ -521,7 +526,7 @@ class IndexedIterator(ElementIterator):
             self._position += 1
             raise
         except BaseException:
-            # Nodes may have read some of the places of the element: begin with it again.
+            # Nodes may have consumed places of the element: start the read again at this element.
             self._elements.close()
             self._elements = None
             self._indices.set_state(self._position)
@@ -535,7 +540,7 @@ class IndexedIterator(ElementIterator):
         return self._position
 
     def set_state(self, state: int) -> None:
-        """Go on at a position; before the first element."""
+        """Continue at a position. Called before the first element."""
         self._position = state
         self._indices.set_state(state)
 
@@ -551,11 +556,11 @@ class IndexedIterator(ElementIterator):
 
 
 class IndexedSource(Node):
-    """A source of elements 0, 1, ..., any of which can be computed from its index."""
+    """A source whose elements are computed from their indices 0, 1, ..."""
 
     @abstractmethod
     def element(self, index: int) -> Any:
-        """Return the element of an index below ``cardinality()``."""
+        """Return the element with an index below ``cardinality()``."""
 
     def indexed_length(self) -> int | None:
         return self.cardinality()
@@ -574,7 +579,10 @@ class _SourceReader(Reader):
 
 
 class UnaryNode(Node):
-    """A node over one other node, whose number of elements and source it keeps by default."""
+    """Base class of nodes over one other node.
+
+    By default the number of elements and the source are those of the node below.
+    """
 
     parent: Node
 
@@ -582,7 +590,7 @@ class UnaryNode(Node):
         return self.parent.cardinality()
 
     def source_length(self) -> int:
-        """Return the number of elements if the node is indexed, or that of the source below."""
+        """Return the length if the node is indexed, else the source length of the node below."""
         length = self.indexed_length()
         return self.parent.source_length() if length is None else length
 
@@ -624,10 +632,12 @@ class UnaryNode(Node):
             )
 
     def indexed_only(self) -> int:
-        """Return the length of a node that numbers the elements of the whole sequence.
+        """Return the length of the node, which must be indexed.
+
+        Transformations that count the elements of the whole sequence, such as ``take``, call it.
 
         Raises:
-            UnimplementedError: The node below is not indexed.
+            UnimplementedError: The node is not indexed.
         """
         length = self.indexed_length()
         if length is None:
@@ -639,7 +649,7 @@ class UnaryNode(Node):
 
 
 class FunctionNode(UnaryNode):
-    """A unary node whose elements are made by a user's function. Only an element shows the spec."""
+    """A unary node whose elements are made by a user's function. The spec is that of an element."""
 
     def element_spec(self) -> Spec:
         return spec_of(self.first())
@@ -707,9 +717,9 @@ class StageTimes:
         return TimedIterator(elements, self, stage)
 
     def timed(self, stage: _NodeTiming, elements: ElementIterator) -> Any:
-        """Return the next element, and add the time without that of the nodes below.
+        """Return the next element, and add its time to the stage, less that of the nodes below.
 
-        Calls on other threads, as below ``prefetch``, count on their own.
+        Calls on other threads, for example below ``prefetch``, are measured separately.
         """
         local = self._local
         outer: float = getattr(local, "below", 0.0)
@@ -723,14 +733,14 @@ class StageTimes:
 
     def own_seconds(self) -> list[tuple[str, float]]:
         """Return the kinds of nodes, from the sources on, and the seconds spent in each alone."""
-        # A copy, because the pass goes on and may meet new ones.
+        # A copy, because the running pass may add nodes.
         known = [*self._stages.items()]
         known.sort(key=lambda each: each[1].depth)
         return [(name, stage.seconds) for name, stage in known]
 
 
 class _NodeTiming:
-    """Attributes: the number of nodes below the first of a kind, and the seconds in all of them."""
+    """Attributes: the depth of the first node of a kind, and the seconds in all of that kind."""
 
     __slots__ = ("depth", "seconds")
 

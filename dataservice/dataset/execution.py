@@ -1,4 +1,4 @@
-"""The executor of the process: calls that passes make ahead of their use.
+"""The executor of the process, which runs calls ahead of the use of their results.
 
 ``map`` with ``num_parallel_calls``, ``prefetch`` and the read-ahead of ``interleave`` give their
 calls to a :class:`ReadAhead`. All passes of a process share its threads, and so do all tasks of a
@@ -12,10 +12,10 @@ data worker. The threads form two pools:
 A pool has as many threads as its largest read-ahead asks for, however many passes there are.
 Threads start when there is work for them, and end with the last pass that uses the pool.
 
-A stage below another stage waits in a pool for a thread of the same pool, and so does a function
-that iterates a dataset of its own. This cannot deadlock, for the caller runs a call that has no
-thread: a consumer that finds all threads busy makes the next call itself. Therefore a thread waits
-only for a call that is running, and that one waits only for calls further up its own pipeline.
+A stage below another stage needs a thread of the same pool. So does a function that iterates a
+dataset of its own. This cannot deadlock: if all threads are busy, a consumer runs the next call
+itself (caller runs). Therefore a thread waits only for a running call, and a running call waits
+only for calls further up its own pipeline.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from dataservice.dataset.processes import RemoteFunction
 from mpidist.errors import FailedPreconditionError
 
 AUTOTUNE = -1
-"""In place of ``num_parallel_calls``, and of the size of ``prefetch``: a number that serves."""
+"""The value of ``num_parallel_calls`` or ``buffer_size`` for a number that the library chooses."""
 
 AHEAD = 2
-"""Elements that ``prefetch(AUTOTUNE)`` makes ahead: one to be taken while the next is made."""
+"""Buffer size of ``prefetch(AUTOTUNE)``: one element to consume, and one being computed."""
 
 CYCLE_LENGTH = 16
-"""Datasets that take turns in ``interleave``: of all machines alike, which have the same order."""
+"""Default number of datasets in ``interleave``; fixed, so that all machines have one order."""
 
 
 def usable_cores() -> int:
@@ -62,9 +62,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# Guards all pools and lanes, for a few instructions at a time. It is reentrant, because Python may
-# collect garbage inside of any of them, and a finalizer closes a lane. Under it no thread is
-# started, since the new thread may run such a finalizer first, and no code of users is called.
+# Guards all pools and lanes, and is held for a few instructions at a time. It is reentrant, because
+# Python may collect garbage while it is held, and a finalizer closes a lane. No thread is started
+# under it, because the new thread may run such a finalizer first. No code of users runs under it.
 _LOCK = threading.RLock()
 _NOT_READY = object()
 
@@ -81,13 +81,13 @@ class Over:
 
 
 class Call:
-    """A call that is made ahead.
+    """A call of a :class:`ReadAhead`.
 
     Attributes:
         work: The function.
         element: The argument.
         result: The result, or a Failure if the call raised.
-        done: Whether the result is there.
+        done: Whether the result is available.
     """
 
     __slots__ = ("done", "element", "result", "work")
@@ -104,9 +104,9 @@ class ReadAhead:
 
     Args:
         work: Called with each element that is added. It returns :class:`Over` if nothing follows.
-        limit: How many calls may run at a time.
+        limit: The largest number of calls that run at a time.
         pool: Provides the threads.
-        scope: Closes the read-ahead, whichever thread waits in it; None if nothing else does.
+        scope: Closes the read-ahead together with the pass; None if only :meth:`close` does.
         in_order: Whether results keep the order of the elements. Otherwise the earliest call that
             is done goes first.
         threads: The number of threads that the pool needs at least; by default the limit.
@@ -124,11 +124,11 @@ class ReadAhead:
     ) -> None:
         self._work = work
         self._in_order = in_order
-        # The calls whose results have not been taken. They are not reachable from the lane, which
-        # the finalizer keeps alive: an error that has been raised refers to the frames of the pass.
+        # The calls whose results have not been taken. The lane must not refer to them: the
+        # finalizer keeps the lane alive, and a raised error refers to the frames of the pass.
         self._calls: deque[Call] = deque()
         self._lane = _Lane(limit, pool)
-        # First, so that an interrupted call leaves no lane in the pool.
+        # Before the lane is opened, so that an interrupt leaves no lane in the pool.
         self._finalizer = weakref.finalize(self, self._lane.close)
         pool.open(self._lane, threads or limit)
         if scope is not None:
@@ -143,7 +143,7 @@ class ReadAhead:
             return list(self._calls)
 
     def add(self, element: Any) -> None:
-        """Queue the call for an element; a Failure in the place of one is the result itself.
+        """Queue the call for an element. A Failure becomes the result without a call.
 
         Raises:
             RuntimeError: The system refuses another thread. The call stays queued.
@@ -156,7 +156,7 @@ class ReadAhead:
             self._lane.add(call)
 
     def put(self, result: Any) -> None:
-        """Append a result, as from a state; an Over ends the read-ahead."""
+        """Append a result, for example from a state. An Over ends the read-ahead."""
         call = Call(self._work, None)
         call.result, call.done = result, True
         self._calls.append(call)
@@ -164,11 +164,11 @@ class ReadAhead:
             self._lane.end()
 
     def take(self) -> Any:
-        """Return the next result, and wait for it if need be.
+        """Return the next result. Block until the result is available.
 
         Raises:
-            StopIteration: There is none, the pass is over, or the scope has been closed.
-            Exception: The error of the call, or the one that ended the pass, each time.
+            StopIteration: No call is left, the pass is over, or the scope has been closed.
+            Exception: The error of the call. The error that ended the pass is raised each time.
         """
         while (result := self._ready_result()) is _NOT_READY:
             self._wait()
@@ -185,7 +185,7 @@ class ReadAhead:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the running calls end, and begin no other inside of the context."""
+        """Wait until the running calls have ended, and start no other call inside the context."""
         lane = self._lane
         with _LOCK:
             lane.pauses += 1
@@ -199,14 +199,14 @@ class ReadAhead:
             lane.ask()
 
     def close(self, wait_s: float = 0.0) -> bool:
-        """Begin no call any more, and drop all results; idempotent.
+        """Start no more calls, and drop all results. Idempotent.
 
         Args:
             wait_s: How long to wait for running calls, in seconds.
 
         Returns:
-            Whether all calls have ended. A call that closes its own pass has not, and is not waited
-            for.
+            Whether all calls have ended. False if a call closes its own pass, because the method
+            does not wait for that call.
         """
         self._finalizer()
         lane = self._lane
@@ -214,7 +214,7 @@ class ReadAhead:
             calls, self._calls = self._calls, deque()
             wait_s = 0.0 if get_ident() in lane.runners else wait_s
             ended = lane.changed.wait_for(lambda: not lane.runners, wait_s)
-        calls.clear()  # without the lock, for elements are users' objects
+        calls.clear()  # without the lock, because elements are users' objects
         return ended
 
     def _ready_result(self) -> Any:
@@ -234,7 +234,7 @@ class ReadAhead:
             return call.result
 
     def _wait(self) -> None:
-        """Wait until a call is done, or run one here if no thread is going to."""
+        """Wait until a call is done. If no thread can run the next call, run it here."""
         lane = self._lane
         with _LOCK:
             if lane.closed or self._first_done() is not None:
@@ -242,7 +242,7 @@ class ReadAhead:
             if lane.runners or lane.pauses or lane.pool.has_free_thread:
                 lane.awaited = self._calls[0] if self._in_order else None
                 lane.changed.wait()
-                lane.awaited = None  # the finalizer keeps the lane alive, but not the result
+                lane.awaited = None  # the lane must not keep the result alive
                 return
         if lane.run_next():
             lane.ask()
@@ -257,19 +257,19 @@ class ReadAhead:
 
 
 class _Lane:
-    """The calls of a read-ahead that have not begun, as threads see them.
+    """The queue of a read-ahead's calls that have not started. The pool's threads take from it.
 
     Attributes:
         pool: Provides the threads.
         changed: Notified when a consumer may find a result, or should run a call, and when the last
             running call has ended.
         runners: The threads that run a call now; a consumer may be among them.
-        threads: The number of the pool's threads that are at this lane.
-        queued: The number of places that the lane has in the pool's backlog.
-        pauses: While positive, no call begins.
-        awaited: The call that the consumer waits for; None stands for any.
-        closed: Whether the results are not wanted any more.
-        is_lost: Whether a call was running in the parent of this process when that was forked.
+        threads: The number of the pool's threads that serve this lane.
+        queued: How many times the lane is in the pool's backlog.
+        pauses: While positive, no call starts.
+        awaited: The call that the consumer waits for; None means any call.
+        closed: Whether the read-ahead has been closed.
+        is_lost: Whether a call was running in the parent process at the fork of this process.
     """
 
     def __init__(self, limit: int, pool: Pool) -> None:
@@ -292,7 +292,7 @@ class _Lane:
         self.pool.start_threads()
 
     def ask(self) -> None:
-        """Take a place in the backlog for each call that may begin."""
+        """Add the lane to the backlog once for each call that may start."""
         with _LOCK:
             wanted = min(self._limit - len(self.runners), len(self._waiting))
             while self.queued < wanted and not self.pauses:
@@ -302,7 +302,7 @@ class _Lane:
                 self.changed.notify_all()  # the consumer runs the call
 
     def run_next(self) -> bool:
-        """Run a call in this thread; return False if none may begin."""
+        """Run a call in this thread. Return False if no call may start."""
         with _LOCK:
             if self.pauses or not self._waiting or len(self.runners) >= self._limit:
                 return False
@@ -319,16 +319,16 @@ class _Lane:
             self.runners.discard(get_ident())
             if not self.runners or self.awaited is None or self.awaited is call:
                 self.changed.notify_all()
-        del call  # its error refers to this frame, which has called the frames of the traceback
+        del call  # the traceback of its error refers to this frame
         return True
 
     def end(self) -> None:
-        """Give up the calls that have not begun, and leave the pool."""
+        """Drop the calls that have not started, and leave the pool."""
         with _LOCK:
             self._over = True
             waiting, self._waiting = self._waiting, deque()
             self.pool.leave(self)
-        waiting.clear()  # without the lock, for elements are users' objects
+        waiting.clear()  # without the lock, because elements are users' objects
 
     def close(self) -> None:
         self.closed = True
@@ -337,7 +337,7 @@ class _Lane:
             self.changed.notify_all()
 
     def forget_threads(self) -> None:
-        """Go on in a child of a fork, which has no thread but the one that called it."""
+        """Reset the lane in a forked child, where only the thread that forked exists."""
         self.changed = threading.Condition(_LOCK)
         self.is_lost = bool(self.runners)
         self.runners.clear()
@@ -347,8 +347,8 @@ class _Lane:
 class Pool:
     """Threads that run the calls of many passes.
 
-    The threads are daemons, so that a function that hangs does not keep Python from ending. A call
-    that hangs occupies a thread of the pool only as long as its pass is open.
+    The threads are daemons, so that a hanging function does not keep the process alive. A hanging
+    call occupies a thread of the pool only while its pass is open.
 
     Args:
         name: The name of the threads.
@@ -357,7 +357,7 @@ class Pool:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: set[_Lane] = set()
-        # A lane has a place for each call that it wants a thread for, so that lanes take turns.
+        # A lane is here once for each call that needs a thread, so that lanes take turns.
         self._backlog: deque[_Lane] = deque()
         self._changed = threading.Condition(_LOCK)
         self._size = self._threads = self._idle = 0
@@ -368,13 +368,13 @@ class Pool:
         return self._idle >= len(self._backlog)
 
     def open(self, lane: _Lane, threads: int) -> None:
-        """Have at least so many threads until the last lane has left."""
+        """Add a lane. Allow at least ``threads`` threads until the last lane has left."""
         with _LOCK:
             self._lanes.add(lane)
             self._size = max(self._size, threads)
 
     def leave(self, lane: _Lane) -> None:
-        """Replace the threads that are at a lane, for their calls may hang; idempotent."""
+        """Remove a lane, and replace its threads, whose calls may hang. Idempotent."""
         if lane not in self._lanes:
             return
         self._lanes.discard(lane)
@@ -385,15 +385,15 @@ class Pool:
             self._changed.notify_all()
 
     def queue(self, lane: _Lane) -> None:
-        """Append a place for a lane to the backlog."""
+        """Append a lane to the backlog."""
         self._backlog.append(lane)
         self._changed.notify()
 
     def start_threads(self) -> None:
-        """Start as many threads as are missing; without the lock.
+        """Start the missing threads. Called without the lock.
 
         Raises:
-            RuntimeError: The system refuses one. Consumers run the calls then.
+            RuntimeError: The system refuses another thread. Consumers then run the calls.
         """
         while True:
             with _LOCK:
@@ -409,7 +409,7 @@ class Pool:
                 thread.start()
             except BaseException:
                 with _LOCK:
-                    if not begun:  # an interrupt may come when the thread runs already
+                    if not begun:  # at an interrupt the thread may already run
                         begun.append(False)
                         self._threads -= 1
                         self._idle -= 1
@@ -418,7 +418,7 @@ class Pool:
                 raise
 
     def forget_threads(self) -> None:
-        """Go on in a child of a fork, which has no thread but the one that called it."""
+        """Reset the pool in a forked child, where only the thread that forked exists."""
         self._changed = threading.Condition(_LOCK)
         self._threads = self._idle = 0
         self._backlog.clear()
@@ -427,7 +427,7 @@ class Pool:
 
     def _serve(self, begun: list[bool]) -> None:
         with _LOCK:
-            if begun:  # the thread that started this one has counted it out
+            if begun:  # start_threads() has been interrupted, and does not count this thread
                 return
             begun.append(True)
         while (lane := self._next_lane()) is not None:
@@ -470,21 +470,21 @@ logger = logging.getLogger(__name__)
 
 # How long close() waits for a user's function to return.
 _CLOSE_S = 5.0
-# Passes that prefetch at the same time in this process have so many threads together, however many
-# there are. The consumers of the others make the elements themselves, as without a prefetch.
+# The number of threads that all prefetching passes of the process share. If all are busy, a
+# consumer computes its elements itself, as without a prefetch.
 _THREADS = 8
-# Elements that a prefetch holds at most, whatever is asked for.
+# The largest number of elements that a prefetch holds, for any buffer_size.
 _LARGEST_BUFFER = 1 << 16
 
 
 @dataclass(frozen=True)
 class Prefetch(UnaryNode):
-    """Makes elements ahead of their use.
+    """Computes elements ahead of their use.
 
     Attributes:
         parent: The node below.
-        buffer_size: How many elements to hold ready.
-        threads: The least number of such passes that the process can advance at the same time.
+        buffer_size: The number of elements to compute ahead.
+        threads: The number of threads that the pool needs at least, for all such passes.
     """
 
     parent: Node
@@ -515,12 +515,12 @@ class Prefetch(UnaryNode):
 
 
 class PrefetchIterator(ElementIterator):
-    """One pass; one call at a time advances the pass below.
+    """One pass. One call at a time advances the pass below.
 
     Args:
         begin: Starts the pass below in a context.
         context: The context of this pass.
-        size: How many elements to hold ready.
+        size: The number of elements to compute ahead.
         pool: Provides the thread.
         threads: The number of threads that the pool needs at least.
     """
@@ -534,7 +534,7 @@ class PrefetchIterator(ElementIterator):
         threads: int,
     ) -> None:
         self._size = size
-        # Of this pass alone: closing it ends the waits of the pass below, and of no other.
+        # A scope of its own, so that closing it ends the waits of the pass below, and no others.
         scope = Scope()
         if context.scope is not None:
             context.scope.add(scope)
@@ -547,14 +547,14 @@ class PrefetchIterator(ElementIterator):
         try:
             return self._ahead.take()
         finally:
-            # Also before an error is raised, for the next call makes _Advance forget that error,
-            # which refers to the frames of this pass as soon as it has been raised. If there is no
-            # thread for it, nothing is lost.
+            # Also if an error is raised: a raised error refers to the frames of this pass, and the
+            # next call makes _Advance forget the error. If no thread can be started, the consumer
+            # makes that call later.
             with contextlib.suppress(RuntimeError):
                 self._fill()
 
     def get_state(self) -> tuple[list[Any], bool, Failure | None, Any]:
-        # The elements that were made ahead are a part of the state.
+        # The elements that were computed ahead are a part of the state.
         with self._ahead.paused():
             made = [call.result for call in self._ahead.calls() if call.done]
             over = made.pop() if made and isinstance(made[-1], Over) else None
@@ -586,7 +586,7 @@ class PrefetchIterator(ElementIterator):
 
 
 class _Advance:
-    """Makes the next element of a pass.
+    """Computes the next element of a pass.
 
     The second of two equal errors in a row ends the pass, unless the pass can go on after it.
     """
@@ -613,19 +613,19 @@ class _Advance:
         return over
 
 
-# Elements for each function at once: one that it works on, one that it takes up next or has ready.
+# Elements in work for each parallel call: the current one, and one that waits or is finished.
 _AHEAD = 2
 
 
 @dataclass(frozen=True)
 class ParallelMap(Map):
-    """A map that works on several elements at once.
+    """A map that runs several calls of the function at once.
 
     Attributes:
         parent: The node below.
         function: The function.
         calls: The number of calls at a time; AUTOTUNE stands for the number of cores at the pass.
-        deterministic: Whether elements stay in their order; otherwise ready ones go first.
+        deterministic: Whether elements keep their order. Otherwise finished elements go first.
             None, which :class:`Options` may replace, means True.
         processes: Whether the function runs in processes in place of threads.
     """
@@ -647,7 +647,7 @@ class ParallelMap(Map):
         return None if self.deterministic is False else super().indexed_length()
 
     def sample(self) -> Node:
-        # A parallel pass begins 2 * calls elements before the first one is taken.
+        # A parallel pass reads 2 * calls elements before it returns the first.
         return Map(self.parent.sample(), self.function)
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
@@ -658,7 +658,7 @@ class ParallelMap(Map):
 
 
 class ParallelMapIterator(UnaryIterator):
-    """One pass; holds the elements in work and the finished ones."""
+    """One pass. It holds the elements that are being computed, and the finished ones."""
 
     def __init__(self, node: ParallelMap, parent: ElementIterator, context: Context) -> None:
         super().__init__(parent)
@@ -689,7 +689,7 @@ class ParallelMapIterator(UnaryIterator):
         return self._ahead.take()
 
     def get_state(self) -> tuple[list[Any], bool, Any]:
-        # The calls that are running are made again.
+        # The state holds no results: after set_state() these calls are made again.
         elements = [call.element for call in self._ahead.calls()]
         return elements, self._ended, super().get_state()
 
@@ -700,7 +700,7 @@ class ParallelMapIterator(UnaryIterator):
             self._ahead.add(element)
 
     def close(self) -> None:
-        # A function in a thread is not waited for.
+        # Functions that run in threads are not awaited.
         self._ended = True
         self._ahead.close()
         if self._remote is not None:

@@ -1,4 +1,4 @@
-"""Transformations that keep indexed datasets indexed: element by element, or by the index."""
+"""Transformations whose result is indexed if their input is indexed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 @dataclass(frozen=True)
 class Map(FunctionNode):
-    """Attributes: the node below, and the function; it gets a tuple's members as arguments."""
+    """Attributes: the node below, and the function. Members of a tuple are its arguments."""
 
     parent: Node
     function: Callable[..., Any]
@@ -47,7 +47,7 @@ class Map(FunctionNode):
 
 
 class MapIterator(UnaryIterator):
-    """One pass; has no state of its own."""
+    """One pass. Its state is that of the pass below."""
 
     def __init__(self, parent: ElementIterator, function: Callable[..., Any]) -> None:
         super().__init__(parent)
@@ -66,7 +66,7 @@ def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]
         given: The user's function, for messages.
 
     Raises:
-        InvalidArgumentError: It returned None, as functions without a ``return`` do.
+        InvalidArgumentError: The function returned None. Its ``return`` may be missing.
         Exception: The error of the function.
     """
     result = tree.to_numpy(call(function, element, "map"))
@@ -84,7 +84,8 @@ class CheckedSpec(UnaryNode):
     Attributes:
         parent: The node below.
         spec: The spec that its elements must have.
-        converts: Whether numbers get the dtype of the spec, if that keeps their values.
+        converts: Whether to convert numbers to the dtype of the spec. Conversions between dtypes of
+            whole numbers must keep the values. Other conversions may round.
     """
 
     parent: Node
@@ -138,7 +139,7 @@ def _converted(element: Any, spec: Spec) -> Any:
 def _with_dtype(leaf: Any, said: Any) -> Any:
     if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == said.dtype:
         return leaf
-    if not leaf.size:  # an empty list says nothing of what would be in it
+    if not leaf.size:  # the dtype of an empty list means nothing
         return leaf.astype(said.dtype)
     kinds = leaf.dtype.kind, said.dtype.kind
     whole = all(kind in "biu" for kind in kinds)
@@ -263,7 +264,7 @@ class SkipIterator(UnaryIterator):
 
 
 SHARD_HINT = -1
-"""Both arguments of a ``shard`` that ShardingPolicy.HINT fills in."""
+"""The value of both arguments of ``shard`` if ShardingPolicy.HINT fills them in."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ class Shard(UnaryNode):
 
     @property
     def hint(self) -> bool:
-        """Whether ShardingPolicy.HINT has still to fill in the arguments."""
+        """True if ShardingPolicy.HINT has not filled in the arguments yet."""
         return self.num_shards == self.index == SHARD_HINT
 
     def indexed_length(self) -> int | None:
@@ -352,7 +353,7 @@ class ShardIterator(UnaryIterator):
 
 @dataclass(frozen=True)
 class Repeat(UnaryNode):
-    """Attributes: the node below, and the number of passes; None repeats for ever."""
+    """Attributes: the node below, and the number of passes; None means infinitely many."""
 
     parent: Node
     count: int | None
@@ -377,27 +378,27 @@ class Repeat(UnaryNode):
         return self.parent.read(_places_in_passes(places, once, self.count), context)
 
     def _iterate(self, context: Context) -> ElementIterator:
-        # Of a data service, a pass may be empty because other trainers have taken its elements.
+        # A pass over a data service may be empty because other consumers got all its elements.
         count = 0 if self.cardinality() == 0 else self.count
         ends = count is None and not self.parent.distributed
         return RepeatIterator(self.parent, context, count, ends)
 
 
 def _places_in_passes(places: Iterator[Place], once: int, count: int | None) -> Iterator[Place]:
-    """Yield the places in the node below, each pass over which is an epoch."""
+    """Yield the places in the node below. Each pass over that node is an epoch."""
     for epoch, index in places:
         number, within = divmod(index, once)
         yield pass_epoch(epoch, number, count), within
 
 
 class RepeatIterator(ElementIterator):
-    """Passes, one after the other.
+    """Several passes over a node, one after the other.
 
     Args:
         parent: The node below.
         context: The context of all passes together.
-        count: The number of passes; None repeats for ever.
-        needs_some: Whether a pass without elements is the last, as in tf.data.
+        count: The number of passes; None means infinitely many.
+        needs_some: Whether a pass without elements ends the repetition, as in tf.data.
     """
 
     def __init__(self, parent: Node, context: Context, count: int | None, needs_some: bool) -> None:
@@ -405,7 +406,7 @@ class RepeatIterator(ElementIterator):
         self._context = context
         self._count = count
         self._needs_some = needs_some
-        self._some = False  # the pass has given elements, or errors in their places
+        self._some = False  # whether the pass has returned an element or raised its error
         self._first = 0  # position where the pass began
         self._started = 0
         self._pass: ElementIterator | None = None
@@ -436,7 +437,7 @@ class RepeatIterator(ElementIterator):
             return True
         if not self._needs_some or self._started == 0 or self._some:
             return False
-        # A pass whose source indices went to other workers says nothing about this one's.
+        # If other workers got all source indices of the pass, the next pass may have elements.
         return self._context.share is None or self._place() > self._first
 
     def _place(self) -> int:
@@ -524,7 +525,7 @@ class EnumerateIterator(UnaryIterator):
         self._number = start
 
     def __next__(self) -> tuple[np.int64, Any]:
-        self._number += 1  # also where the element fails, which had its number
+        self._number += 1  # also if the element fails: it keeps its number
         return np.int64(self._number - 1), next(self._parent)
 
     def get_state(self) -> tuple[int, Any]:

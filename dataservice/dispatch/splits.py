@@ -1,4 +1,4 @@
-"""Giving out the indices of a source in splits. Pure."""
+"""Splits: ranges of source indices that the dispatcher assigns to workers. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from dataservice.dataset.base import ENDLESS
 from dataservice.proto import dataservice_pb2 as pb
 
-# A split small enough to balance uneven workers at the end, large enough to be asked for rarely.
+# Splits are small enough to balance uneven workers at the end, and large enough to be rare.
 _SPLITS_PER_WORKER = 4
 _LARGEST = 4096
-# No end balances the workers of an endless source.
+# An infinite source has no end at which smaller splits balance the workers.
 _LARGEST_OF_ENDLESS = 256
 
 
 def next_split(start: int, period: int, workers: int) -> range:
     """Return the next split of a source.
 
-    Indices go on from pass to pass over the source: index ``k * period + i`` is index i of pass k.
-    Workers find out by themselves that there is no further pass. Splits shrink towards the end of a
-    pass, so that all workers end at about the same time.
+    Indices continue from pass to pass over the source: index ``k * period + i`` is index i of pass
+    k. Workers notice the end of the last pass themselves. Splits shrink towards the end of a pass,
+    so that all workers end at about the same time.
 
     Args:
-        start: First index that nobody has been given.
-        period: Number of indices of one pass.
-        workers: How many workers share them.
+        start: The first index that is not assigned.
+        period: The number of indices of one pass.
+        workers: The number of workers that share the indices.
     """
     if not period:
         return range(0)
@@ -36,14 +36,14 @@ def next_split(start: int, period: int, workers: int) -> range:
 
 @dataclass(frozen=True)
 class Granted:
-    """The splits that one part has been given, in order.
+    """The splits that are assigned to one part, in order.
 
-    A position that is asked for again, by another worker or because an answer was lost, has the
-    same index.
+    A position of the part always has the same index. So another worker of the part, or a worker
+    that repeats a lost request, gets the same indices.
 
     Attributes:
-        first: Position of the first index that is kept.
-        splits: The splits from there on.
+        first: The position of the first index in ``splits``.
+        splits: The splits from that position on.
     """
 
     first: int = 0
@@ -51,11 +51,11 @@ class Granted:
 
     @property
     def stop(self) -> int:
-        """Position of the first index that has not been given."""
+        """The position behind the last assigned index."""
         return self.first + sum(map(len, self.splits))
 
     def at(self, position: int) -> range | None:
-        """Return the indices of a split from a position on; None if they are not here."""
+        """Return the indices of a split from a position on; None if no split has the position."""
         start = self.first
         for split in self.splits:
             if start <= position < start + len(split):
@@ -64,11 +64,11 @@ class Granted:
         return None
 
     def plus(self, split: range) -> Granted:
-        """Return the same with one more split."""
+        """Return a copy with one more split."""
         return Granted(self.first, (*self.splits, split))
 
     def after(self, position: int) -> Granted:
-        """Return the same without what is before a position."""
+        """Return a copy without the indices before a position."""
         first, splits = self.first, list(self.splits)
         while splits and first + len(splits[0]) <= position:
             first += len(splits.pop(0))

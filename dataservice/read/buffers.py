@@ -1,7 +1,7 @@
 """The buffers of a consumer: the fetcher's thread fills them, the user's thread empties them.
 
-Both give the fetched elements, then an end or an error. They differ in the order of the elements:
-:class:`FirstComeBuffer` keeps the order of arrival, :class:`OrderedBuffer` the global order of
+There are two buffers. Each returns the fetched elements, then the end or an error.
+:class:`FirstComeBuffer` keeps the order of arrival. :class:`OrderedBuffer` has the global order of
 :mod:`dataservice.read.order`.
 """
 
@@ -32,8 +32,8 @@ from dataservice.stall import SlowWait
 from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
 
-# Bounds of the elements that have been fetched and not consumed. Without the second one, workers
-# would compute small elements far ahead of need, in place of elements that are needed now.
+# Limits of the elements that are fetched and not consumed. Without the second limit, workers would
+# compute small elements far ahead of their use, in place of the elements that are needed now.
 BUFFER_BYTES = 64 << 20
 BUFFER_ELEMENTS = 1 << 17
 # Period at which a waiting user checks that the fetcher's thread is alive.
@@ -50,7 +50,7 @@ class Frame:
         nbytes: Size of the elements, in bytes.
         part: Number of their part.
         first: Index of the first element in the part.
-        stride: Distance of the indices.
+        stride: Distance between successive indices.
     """
 
     parcel: Parcel
@@ -82,7 +82,7 @@ class ElementBuffer(ABC):
         waits_for: Describes the cause of a long wait. Called on the user's thread.
         is_fetched: Returns whether the fetcher's thread runs. Called on the user's thread.
         leased_until: Monotonic time until which the buffered elements belong to this consumer.
-            Later they may have become another consumer's.
+            After that time another consumer may have got them.
     """
 
     def __init__(self, user: str) -> None:
@@ -111,14 +111,14 @@ class ElementBuffer(ABC):
 
     @abstractmethod
     def plan(self, part: int) -> Plan:
-        """Return the elements of a part to be fetched next, by a worker that knows no plan yet."""
+        """Return the plan for the next requests of a part: the indices to be fetched."""
 
     def note_extent(self, part: int, stop: int, end: bool) -> bool:
         """Record that a part has elements up to an index.
 
         Args:
             part: Number of the part.
-            stop: Elements before this index exist. They have come, or are not wanted.
+            stop: Elements before this index exist. They have come, or are not needed here.
             end: Whether the part ends there.
 
         Returns:
@@ -139,36 +139,36 @@ class ElementBuffer(ABC):
         """Return the position of the user in every part."""
 
     def unconsumed(self) -> dict[int, list[int]]:
-        """Return for every part the bounds of the elements that have come and are not consumed.
+        """Return the bounds of the buffered, unconsumed elements of each part.
 
-        Empty in the global order: workers keep its elements until they have been consumed.
+        Empty under the global order, because workers retain the elements until they are consumed.
         """
         return {}
 
     @property
     @abstractmethod
     def buffered(self) -> int:
-        """The number of elements that have come, down to the last frame that is not consumed."""
+        """The number of buffered elements. A partly consumed frame counts in full."""
 
     @property
     def needed_part(self) -> int | None:
-        """The part of the next element, if that element has not come; None if any part will do."""
+        """The part of the next element, if the buffer waits for that part; None otherwise."""
         return None
 
     @property
     def lacks_elements(self) -> bool:
-        """True if an element of the user is missing. Asked at the end of the iteration."""
+        """True if an element of this consumer is missing. Read at the end of the iteration."""
         return False
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the buffer behind its elements, with an error if given. Later calls are ignored."""
+        """End the buffer after its elements, with the error if given. Ignore later calls."""
         with self._changed:
             if not self.over:
                 self.over, self.error = True, error
             self._changed.notify_all()
 
     def discard(self, error: BaseException) -> None:
-        """Drop the elements, which belong to other consumers now, and end with an error."""
+        """Drop the elements, because other consumers may have got them. End with an error."""
         with self._changed:
             self._drop_elements()
             self.finish(error)
@@ -205,7 +205,7 @@ class ElementBuffer(ABC):
         """Drop the buffered elements. Called with the lock held."""
 
     def _wait(self, is_here: Callable[[], bool]) -> None:
-        """Wait, with the lock held, until ``is_here()``; at the end, raise as :meth:`next`."""
+        """Wait, with the lock held, for a condition. If the buffer ends, raise as :meth:`next`."""
         began = time.monotonic()
         try:
             found = self._wait_until(is_here)
@@ -219,7 +219,7 @@ class ElementBuffer(ABC):
             raise StopIteration if self.error is None else self.error
 
     def _wait_until(self, holds: Callable[[], bool]) -> bool:
-        """Wait, with the lock held, until a condition holds. Return False if it never will."""
+        """Wait, with the lock held, for a condition. Return False if the buffer ends first."""
         slow_wait = SlowWait(self._user, lambda: self.waits_for())
         self._user_waits = True
         try:
@@ -236,7 +236,7 @@ class ElementBuffer(ABC):
 
 
 class FirstComeBuffer(ElementBuffer):
-    """Elements in the order in which they come.
+    """Elements in the order of their arrival.
 
     An element counts as consumed when :meth:`next` has returned it. ``next`` takes the elements of
     the current frame without a lock, so the number consumed follows from the number left.
@@ -249,8 +249,8 @@ class FirstComeBuffer(ElementBuffer):
     def __init__(self, user: str, begin: dict[int, int]) -> None:
         super().__init__(user)
         self._frames: deque[Frame] = deque()
-        self._nbytes = 0  # of the frames, as the next line
-        self._count = 0
+        self._nbytes = 0  # size of the frames, in bytes
+        self._count = 0  # number of elements in the frames
         self._current: Frame | None = None
         self._left: deque[Any] = deque()  # elements of the current frame
         self._noted = 0  # elements of the current frame before this index have been recorded
@@ -321,10 +321,10 @@ class FirstComeBuffer(ElementBuffer):
             self._note_consumed()
             self._current = None
         if not self._frames:
-            # Where few elements may be buffered, there is room for the next one only now.
+            # If few elements may be buffered, there is room for the next element only now.
             self.on_room()
         with self._changed:
-            # During the wait, this process may have stood still for longer than its lease.
+            # The process may have been suspended during the wait for longer than its lease.
             self._wait(lambda: bool(self._frames) and self._has_lease())
             frame = self._frames.popleft()
             self._nbytes -= frame.nbytes
@@ -351,10 +351,10 @@ class FirstComeBuffer(ElementBuffer):
         return time.monotonic() <= self.leased_until
 
     def _wait_for_lease(self) -> None:
-        """Wait until the fetcher has found out whether other consumers have got the elements."""
+        """Wait until the fetcher has extended the lease, or dropped the elements."""
         with self._changed:
             if not self._wait_until(self._has_lease):
-                self._drop_elements()  # the fetcher has ended without finding out
+                self._drop_elements()  # the fetcher has ended without an extension
 
     def _note_consumed(self) -> None:
         """Record the elements of the current frame that have been consumed since the last call."""
@@ -368,14 +368,14 @@ class FirstComeBuffer(ElementBuffer):
 
 
 class OrderedBuffer(ElementBuffer):
-    """Elements in the global order. The frames of each part come in their own order.
+    """Elements in the global order. The frames of a part come in the order of their indices.
 
     Args:
         user: As for :class:`ElementBuffer`.
-        order: The walk through the parts.
-        group_size: Consecutive elements of a part that make one step of the walk; more than 1 under
-            coordinated reads, where each of the group's consumers gets one of them.
-        slot: Index, in the group, of this consumer's element.
+        order: The global order: the next part, and the position in each part.
+        group_size: The number of consecutive elements of a part in one step of the order: the
+            number of consumers under coordinated reads, otherwise 1.
+        slot: Index of this consumer's element in the group.
     """
 
     def __init__(self, user: str, order: Order, group_size: int = 1, slot: int = 0) -> None:
@@ -419,12 +419,12 @@ class OrderedBuffer(ElementBuffer):
         with self._changed:
             frames = self._parts[part]
             frames.fetched = max(frames.fetched, stop)
-            # Up to this group, the elements of this consumer's slot exist.
+            # The number of groups in which the element of this consumer's slot exists.
             known = (stop - self._slot + self._group_size - 1) // self._group_size
             ended = self._order.note(part, known, end)
             changed = ended and self._order.consumers > 1
             if changed:
-                # From this round on, the parts that go on are dealt out differently.
+                # From this round on, the elements of the remaining parts go to other consumers.
                 for other in self._parts:
                     other.cut(stop)
             self._changed.notify_all()
@@ -462,7 +462,7 @@ class OrderedBuffer(ElementBuffer):
 
     @property
     def lacks_elements(self) -> bool:
-        # They have gone to another consumer of the same index.
+        # True if another consumer with the same index has got the elements.
         with self._changed:
             due = self._order.missing() is None and not self._order.over
             return due and not self.closed and not self._is_here()
@@ -473,7 +473,7 @@ class OrderedBuffer(ElementBuffer):
                 raise StopIteration
             here = self._is_here()
         if not here:
-            # The needed element may be requested even where no other one may.
+            # The needed element may be requested even if the limit of requests is reached.
             self.on_room()
         with self._changed:
             if not here or (self.over and not self._is_here()):
@@ -492,7 +492,7 @@ class OrderedBuffer(ElementBuffer):
             frames.cut(0)
 
     def _is_here(self) -> bool:
-        """Return whether the next element has come, or the end is known to be here."""
+        """Return whether the next element has come, or the order is over."""
         if self._order.missing() is not None:
             return False
         if self._order.over:
@@ -505,7 +505,7 @@ class _PartFrames:
     """The frames of one part, in the order of their indices.
 
     Attributes:
-        fetched: Elements before this index have come, or are not wanted.
+        fetched: Elements before this index have come, or are not needed here.
         nbytes: Size of the frames that have not been unpacked, in bytes.
         count: Number of elements.
     """
@@ -516,7 +516,7 @@ class _PartFrames:
         self.count = 0
         self._frames: deque[Frame] = deque()
         self._left: deque[Any] = deque()  # elements of the frame that has been unpacked
-        self._index = 0  # of the first of them
+        self._index = 0  # index of the first element in _left
         self._stride = 1
 
     def put(self, frame: Frame) -> None:
@@ -526,7 +526,7 @@ class _PartFrames:
         self.count += frame.count
 
     def has(self, index: int) -> bool:
-        """Return whether an element is here. Drop the elements before it."""
+        """Return whether an element has come. Drop the elements before that element."""
         while True:
             while self._left and self._index < index:
                 self.pop()
@@ -549,7 +549,7 @@ class _PartFrames:
         return not self._left
 
     def cut(self, stop: int) -> None:
-        """Drop the elements from an index on: another consumer may get them."""
+        """Drop the elements from an index on. They may belong to another consumer."""
         while self._left and self._index + (len(self._left) - 1) * self._stride >= stop:
             self._left.pop()
             self.count -= 1
@@ -570,7 +570,7 @@ def buffer_for(user: str, terms: JobOptions, begin: pb.State | None) -> ElementB
     Args:
         user: Name of the consumer, for the report of a long wait.
         terms: How the job is read.
-        begin: Where the iteration begins; None at its beginning.
+        begin: The state at which the iteration begins; None for the beginning of the epoch.
     """
     return _MAKERS[terms.mode](user, terms, begin)
 

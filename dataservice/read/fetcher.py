@@ -40,21 +40,21 @@ logger = logging.getLogger(__name__)
 
 _REQUESTS_PER_TASK = 2
 _ELEMENTS_PER_REPLY = 4096
-# Consumers that share elements hold few, lest one take them all: at first this number for each
-# task, later 1 / _SHARED_PART of the elements that they have consumed.
+# Consumers that share elements hold few of them, so that no consumer takes all: at first this
+# number for each task, later 1 / _SHARED_PART of the consumed elements.
 _FIRST_SHARED = 4
 _SHARED_PART = 8
-# A worker that is alive answers within some ten seconds, if only with no elements.
+# A worker that is alive answers within some ten seconds, if need be with no elements.
 _SILENT_S = 12.0
 _REPLY_LIMIT_S = 60.0
-# In a job of MPI, ranks do not come back, and no new ones come.
+# In an MPI job, lost ranks do not return, and no new ranks start.
 _WORLD_PATIENCE_S = 2.0
-# How soon the dispatcher hears of a worker that does not answer.
+# How soon a worker that does not answer is reported to the dispatcher.
 _LOSS_DELAY_S = 0.02
-# How long close() waits for the thread, and the thread for the dispatcher when it leaves.
+# How long close() waits for the thread, and the leaving thread for the dispatcher.
 _CLOSE_S = 5.0
 _LEAVE_S = 1.0
-# How long get_state() waits for a worker. After that an older checkpoint serves.
+# How long get_state() waits for a worker. After that it uses an older checkpoint.
 _CHECKPOINT_S = 2.0
 
 _START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"
@@ -66,9 +66,9 @@ class _Call:
 
     Attributes:
         work: Gives the reply.
-        sent: Monotonic time at which it was sent.
+        sent: Monotonic time at which the request was sent.
         elements: The largest number of elements in the reply.
-        plan: The task's plan at that time.
+        plan: The plan of the task when the request was sent.
         codec: The codec of the reply.
     """
 
@@ -81,7 +81,7 @@ class _Call:
 
 @dataclass(eq=False)
 class _Task:
-    """The lease of a part by a worker, as this consumer knows it.
+    """A consumer's record of a task, which is the lease of a part by a worker.
 
     Attributes:
         id: The dispatcher's number of the task.
@@ -89,9 +89,9 @@ class _Task:
         part: Number of the part.
         sequence: Number of the next request.
         calls: Unanswered requests, oldest first.
-        ended: Whether the worker has no more elements.
+        ended: Whether the worker has reported the end of the part.
         broken: The error that ended the requests to the worker; empty if there is none.
-        plan: The plan that the worker follows; None if it must be told one.
+        plan: The plan that the worker follows; None if the next request must send a plan.
     """
 
     id: int
@@ -107,20 +107,20 @@ class _Task:
 class Fetcher:
     """Joins an iteration, and fetches its elements from all workers into a buffer.
 
-    One thread does all of it, in a loop that waits for no single peer. It ends when the iteration
+    One thread runs one loop, and never waits for a single peer. The thread ends when the iteration
     has ended, the user has closed the buffer, or a worker or the dispatcher fails.
 
     Args:
-        endpoint: Calls go out from here. It is closed at the end.
+        endpoint: Sends the calls. The fetcher closes the endpoint at the end.
         service: Address of the dispatcher.
         job: Name of the job, for messages.
-        registration: Makes the dataset known to the dispatcher.
-        terms: How the job is read.
+        registration: Registers the dataset at the dispatcher.
+        terms: The options of the consumer.
         request: The iteration to join, without its dataset.
 
     Attributes:
         buffer: The elements.
-        thread: The thread; :meth:`start` starts it.
+        thread: The thread, to be started by :meth:`start`.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class Fetcher:
         self._over = False
         self._got_tasks = False
         self._has_explained = False
-        # Monotonic times. A peer that is missing for too long since then is an error.
+        # Monotonic times since when workers or the dispatcher are missing. Too long is an error.
         self._served = self._heard = self._next_request = time.monotonic()
-        self._failing_since: float | None = None  # requests, without an element in between
+        self._failing_since: float | None = None  # time of the first failure since the last element
         self._last_loss = ""
         self._received = 0
         self._empty_replies = 0
@@ -176,10 +176,10 @@ class Fetcher:
             self.thread.join(_CLOSE_S)
 
     def get_state(self) -> pb.State:
-        """Return the state of the iteration, up to the elements that this consumer has consumed.
+        """Return the state of the iteration, behind the elements that this consumer has consumed.
 
         Raises:
-            Exception: The dispatcher cannot be reached, or the iteration ended by this error.
+            Exception: The dispatcher cannot be reached. Or the error that ended the iteration.
         """
         self._joined.wait()
         position = self.buffer.state()
@@ -200,7 +200,7 @@ class Fetcher:
         return pb.State(terms=self._terms.job, repetition=self._request.repetition, over=True)
 
     def _complete(self, position: pb.State) -> pb.State:
-        """Have the workers and the dispatcher add checkpoints and splits to a position."""
+        """Return a position with checkpoints of the workers and splits of the dispatcher."""
         if not self._heartbeat.client_id:
             raise InvalidArgumentError(
                 f"this consumer of {self._job} has no part of the dataset, and so no state"
@@ -212,10 +212,10 @@ class Fetcher:
         )
 
     def _add_checkpoints(self, parts: Iterable[pb.PartState]) -> None:
-        """Ask the workers, all at once, for the checkpoints before the positions in their parts.
+        """Add to each part the checkpoint before its position. Ask all workers at the same time.
 
-        Those of an indexed dataset are known without them.
-        For a part whose worker does not answer, the dispatcher has a checkpoint.
+        The checkpoints of an indexed dataset are known without the workers. If a worker does not
+        answer, the dispatcher adds a checkpoint for its part.
         """
         if self._registration.is_indexed:
             for part in parts:
@@ -257,7 +257,7 @@ class Fetcher:
         """Become a client of the iteration. Return its state."""
         limit_s = self._terms.start_timeout_s
         self._request.dataset_id = self._registration.dataset_id(self._dispatcher, limit_s)
-        # By the token the dispatcher knows this consumer, should the reply be lost.
+        # By the token the dispatcher recognizes this consumer if the call is repeated.
         self._request.token = secrets.randbits(64)
         reply = self._dispatcher.call_with_retry(
             "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, limit_s
@@ -300,20 +300,21 @@ class Fetcher:
             due.append(self._next_request)
         with contextlib.suppress(DeadlineExceededError):
             self._wake.wait(max(min(due) - now, 0.0))
-        # Made before the replies are taken, so that one which comes meanwhile wakes this thread.
+        # Renewed before the replies are taken, so that a later reply wakes this thread.
         self._wake = self._endpoint.work("a reply to a consumer")
 
     def _on_reply(self, _: Work) -> None:
         self._wake.complete()
 
     def _wake_up(self) -> None:
-        # Garbage may be collected on any thread, and closes the buffers in it. On this one, that
-        # must not wait for the lock of the wake-up, which this thread may hold.
+        # A garbage collection, on any thread, may close a buffer and so call this method. On the
+        # fetcher's thread the method must not take the lock of the wake-up, which the thread may
+        # hold already.
         if threading.get_ident() != self.thread.ident:
             self._wake.complete()
 
     def _leave(self) -> None:
-        """Tell the dispatcher, which may be gone already."""
+        """Tell the dispatcher that this consumer leaves. The dispatcher may be gone already."""
         self._is_leaving = True
         try:
             self._heartbeat.leave(_LEAVE_S)
@@ -325,8 +326,8 @@ class Fetcher:
     def _send_heartbeat(self, now: float) -> None:
         beat, leased_until = self._heartbeat, self.buffer.leased_until
         if beat.sent is not None and beat.sent < leased_until < now:
-            # Without an answer for so long, this consumer may have been given up, and its elements
-            # may be others'. The answer to an older heartbeat would not tell.
+            # Without an answer for so long, the dispatcher may have given this consumer up, and its
+            # elements to other consumers. Only the answer to a new heartbeat tells.
             beat.withdraw()
             beat.due = now
         if beat.sent is not None or now < beat.due:
@@ -356,17 +357,17 @@ class Fetcher:
         self._update(state)
         if state.beat_soon:
             beat.due = now
-        # A worker may have come after the others had ended. Only the answer to a heartbeat that was
-        # sent since then says that none has.
+        # A worker may have joined after the others had ended. Only the answer to a heartbeat that
+        # was sent after that end shows that no worker has.
         if beat.at_end and self._all_ended():
             self._over = state.over
             if not self._over:
-                # Another consumer may have left, and its elements have come back to the workers.
+                # Another consumer may have left, so that its elements are at the workers again.
                 for task in self._tasks.values():
                     task.ended = False
 
     def _miss_dispatcher(self, error: Error, now: float) -> None:
-        """Wait for a dispatcher that may be starting again. Workers go on meanwhile."""
+        """Wait for a dispatcher that may be restarting. Raise the error after the time limit."""
         self._heartbeat.due = now + HEARTBEAT_S
         limit_s = self._terms.start_timeout_s
         if self._endpoint.address.protocol == "mpi" and isinstance(error, UnavailableError):
@@ -375,12 +376,12 @@ class Fetcher:
             raise error
 
     def _extend_lease(self, sent: float) -> None:
-        """Extend the lease on the buffered elements: the dispatcher has heard a message."""
+        """Extend the lease on the buffered elements after an answered message."""
         if self._leases:
             self.buffer.extend_lease(sent + self._lease_s)
 
     def _update(self, state: pb.IterationState) -> None:
-        """Take the state of the iteration from the dispatcher."""
+        """Process the state of the iteration that the dispatcher has sent."""
         dropped = state.dropped - self._state.dropped
         if dropped > 0:
             logger.warning(
@@ -396,7 +397,8 @@ class Fetcher:
                 if part.total >= 0:
                     self._note_extent(part.part, part.total, end=True)
         for task_id in state.settle:
-            # Another worker goes on with the part. Of the lost one no element is taken any more.
+            # The worker is lost, and another worker will continue the part. Ignore later replies of
+            # the lost worker, and report the elements that have come.
             self._tasks.pop(task_id, None)
             self._heartbeat.settled.add(task_id)
             self._heartbeat.due = 0.0
@@ -433,12 +435,12 @@ class Fetcher:
             needed = self.buffer.needed_part
             for task in tasks:
                 if task.part == needed and not task.calls:
-                    # Even beyond the limit: all that is buffered may come after this element.
+                    # Even beyond the limit: all buffered elements may come after this element.
                     self._request_elements(task, now, 1, hold=True)
             most = min(max(limit // (_REQUESTS_PER_TASK * len(tasks)), 1), most)
             requested = sum(call.elements for task in tasks for call in task.calls)
             budget = limit - requested - self.buffer.buffered
-            # With fewer requests than workers, none may stay with a worker that is slow.
+            # With fewer requests than workers, a slow worker must not hold a request.
             hold = limit >= len(tasks)
             tasks.sort(key=lambda task: task.sequence)  # in turn
         for outstanding in range(_REQUESTS_PER_TASK):
@@ -472,7 +474,7 @@ class Fetcher:
             body.used.bounds.extend(self._heartbeat.take_consumed(task.part))
         task.sequence += 1
         try:
-            # _REPLY_LIMIT_S limits its time, however long other calls of this endpoint may take.
+            # _check_deadlines() applies _REPLY_LIMIT_S in place of the endpoint's timeout.
             work = self._endpoint.call(
                 task.worker,
                 "data_worker/GetElement",
@@ -487,10 +489,10 @@ class Fetcher:
         return True
 
     def _take_replies(self) -> None:
-        """Take the replies that are here, of each task in the order of the requests.
+        """Process the replies that have come, for each task in the order of the requests.
 
         Raises:
-            Exception: A worker failed, or a user's function.
+            Exception: A worker or a user's function failed.
         """
         for task in list(self._tasks.values()):
             while task.calls and task.calls[0].work.is_completed():
@@ -502,7 +504,7 @@ class Fetcher:
                     DistNetworkError,
                     NotFoundError,
                     UnavailableError,
-                    UnimplementedError,  # from a worker that stops: nothing is served there now
+                    UnimplementedError,  # from a worker that is stopping: its handlers are removed
                 ) as error:
                     self._break(task, error)
                     break
@@ -512,8 +514,8 @@ class Fetcher:
                     raise UnavailableError(
                         f"data worker {task.worker} failed (task {task.id}): {error}"
                     ) from error
-                # A reply under an earlier plan has elements that are requested again. So has the
-                # reply of a task that was lost meanwhile.
+                # Ignore a reply under an earlier plan, or of a lost task: its elements are
+                # requested again.
                 if call.plan is task.plan and task.id in self._tasks:
                     body = pb.GetElementReply.FromString(reply.body)
                     self._take_reply(task, call, body, reply.buffers)
@@ -523,7 +525,7 @@ class Fetcher:
     ) -> None:
         if body.count:
             if self._endpoint.address.protocol == "inproc":
-                # They are the worker's own, which may give them to other consumers, too.
+                # The arrays belong to the worker, which may send them to other consumers, too.
                 buffers = [buffer.copy() for buffer in buffers]
             parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
             self._codecs.learn(task.worker, parcel.buffers)
@@ -550,8 +552,8 @@ class Fetcher:
             return
         for task in self._tasks.values():
             task.plan = None
-            # Elements of a part that seemed at its end may be this consumer's now, perhaps only
-            # behind the next end of a part.
+            # This consumer may now need elements of a part that it had finished, perhaps only after
+            # another part has ended.
             plan = self.buffer.plan(task.part)
             task.ended &= plan.period == 0 and plan.until < 0
 
@@ -562,7 +564,7 @@ class Fetcher:
             self._next_request = time.monotonic() + self._pauses.next_sleep()
 
     def _break(self, task: _Task, error: Error) -> None:
-        """Stop the requests to a worker that is gone: another one will get the part."""
+        """Stop the requests to a lost worker. Another worker will get the part."""
         now = time.monotonic()
         task.broken = str(error)
         task.calls.clear()
@@ -581,7 +583,7 @@ class Fetcher:
 
     @property
     def _is_served(self) -> bool:
-        """True if a worker works for this consumer, or none needs to."""
+        """True if a worker works for this consumer, or no worker needs to."""
         state = self._state
         served = self._has_worker or state.elsewhere or self._over or state.finished
         return bool(served or (state.given_out and not (state.waiting or state.settle)))
@@ -592,7 +594,7 @@ class Fetcher:
         if state.waiting or state.settle or (self._mode.is_first_come and self.buffer.buffered):
             return False
         if not self._tasks:
-            # The elements of other consumers, or of workers that others read, may come here yet.
+            # Elements of other consumers, or of workers for other consumers, may still come here.
             return bool(state.finished or state.given_out or state.elsewhere)
         # The unanswered requests may get elements that another consumer gives back.
         return all(
@@ -607,7 +609,7 @@ class Fetcher:
                 self._explain_missing_elements()
             self.buffer.finish()
         elif self._all_ended():
-            # The next heartbeat asks about the end. One that the dispatcher holds does not.
+            # The next heartbeat asks about the end. Do not wait for a heartbeat that does not ask.
             if beat.sent is not None and not beat.at_end:
                 beat.withdraw()
             if beat.sent is None:
@@ -618,12 +620,12 @@ class Fetcher:
             return
         self._has_explained = True
         number = self._request.repetition
-        # A first iteration that is over was rarely meant. Later ones may just be short.
+        # A first iteration that is over is probably a mistake. A later one may just be short.
         logger.log(
             logging.INFO if number else logging.WARNING,
             "iteration %d of its job was over before this consumer came, which gets no "
-            "elements; a loop over epochs must not apply distribute() anew each time, and a "
-            "run that shall read all again needs another job_name",
+            "elements; apply distribute() once, outside the loop over epochs, and use another "
+            "job_name to read all elements again",
             number,
         )
 
@@ -676,8 +678,8 @@ class Fetcher:
         if self._heartbeat.at_end and sent is not None:
             return (
                 f"the end of the epoch: other consumers of the dispatcher {dispatcher} have the "
-                "last elements, and none has been heard of lately. What one that is gone had comes "
-                "to this one"
+                "last elements, and have sent no heartbeat lately. The elements of a consumer that "
+                "is gone come to this one"
             )
         if not tasks:
             return (
@@ -694,6 +696,6 @@ class Fetcher:
             dispatcher += f" (unanswered for {now - sent:.3g} s)"
         return (
             f"elements from the data workers {', '.join(workers)} of the dispatcher {dispatcher}. "
-            "Who has not answered for more than 10 s is stuck or gone; on the other workers a "
-            "function of the dataset is slow, or hangs"
+            "A worker that has not answered for more than 10 s hangs or is gone; on the other "
+            "workers a function of the dataset is slow, or hangs"
         )

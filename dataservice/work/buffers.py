@@ -30,14 +30,14 @@ from dataservice.wire import Parcel, pack_elements
 from mpidist import Request
 from mpidist.errors import Error, FailedPreconditionError
 
-# A task evaluates so far ahead, and at least two elements.
+# A task evaluates up to so many bytes and elements ahead, and at least two elements.
 AHEAD_BYTES = 64 << 20
 _AHEAD_ELEMENTS = 4096
-# A reply holds elements of this size together, or one element.
+# The largest total size of the elements in a reply. A larger element comes alone.
 _REPLY_BYTES = 1 << 20
-# The number of elements for each consumer that are made before the first request; later, as many
-# more as have been requested. If all of many parts made theirs first, consumers that need the first
-# element of each part would wait for all of them.
+# The number of elements that a task evaluates for each consumer before the first request. The limit
+# grows with the number of requested elements. Without the limit, each of many parts would first
+# evaluate far ahead, while consumers wait for the first elements of other parts.
 _EARLY = 32
 
 
@@ -48,9 +48,9 @@ class _Pending:
     Attributes:
         request: The request.
         body: Its message.
-        periods: For how many calls of :meth:`ElementBuffer.refresh` it has waited.
-        is_void: Whether its consumer has requested other elements since. Such a consumer ignores
-            the answer, so that the answer must contain no elements.
+        periods: The number of calls of :meth:`ElementBuffer.refresh` since its arrival.
+        is_void: Whether its consumer has since requested other elements. The consumer then ignores
+            the answer, so the answer must contain no elements.
     """
 
     request: Request
@@ -61,7 +61,7 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Arrivals:
-    """Attributes: a client's next sequence number, and its requests that overtook that one."""
+    """Attributes: a client's next sequence number, and its requests that came too early."""
 
     next_sequence: int = 0
     early: dict[int, _Pending] = field(default_factory=dict)
@@ -79,12 +79,12 @@ class ElementBuffer(ABC):
 
     Args:
         where: The task and its worker in words, for errors.
-        begin: The checkpoint that the task begins from.
-        finished: Called when the dispatcher has to learn of the end, see :meth:`report`.
-        limit_bytes: How much may be made ahead, besides two elements for each consumer.
+        begin: The checkpoint from which the task begins.
+        finished: Called when the end must be reported to the dispatcher, see :meth:`report`.
+        limit_bytes: How much may be evaluated ahead, besides two elements for each consumer.
 
     Attributes:
-        where: As given; the task adds the dataset when it knows the dataset.
+        where: As given. The task adds the dataset later.
         begin: As given.
         produced: Index of the next element.
         waited_s: Time in which :meth:`put` has waited for room, in seconds.
@@ -110,17 +110,17 @@ class ElementBuffer(ABC):
         self._arrivals: dict[int, _Arrivals] = {}
         self._ended = False
         self._failure = b""
-        self._is_lossy = False  # whether the failure comes before the elements that are here
+        self._is_lossy = False  # whether to send the failure in place of the buffered elements
         self._closing_error: BaseException | None = None
 
     # For the task's thread
 
     def open(self) -> AbstractContextManager[pb.Checkpoint]:
-        """Return a context manager that gives the checkpoint to begin from."""
+        """Return a context manager with the checkpoint from which to begin."""
         return nullcontext(self.begin)
 
     def put(self, element: Any) -> bool:
-        """Add an element when there is room; return False if no more are wanted."""
+        """Add an element when there is room. Return False if the buffer is closed or failed."""
         size = tree.nbytes(element)
         with self._changed:
             if not self._has_room():
@@ -135,13 +135,13 @@ class ElementBuffer(ABC):
         return True
 
     def end(self) -> None:
-        """Note that there are no more elements."""
+        """Record that there are no more elements."""
         with self._changed:
             self._ended = True
         self._serve()
 
     def fail(self, error: BaseException) -> None:
-        """Note that there are no more elements, and send consumers the error behind the last."""
+        """Record an error. Consumers get the error after the last element."""
         data = pack_error(error, self.where)
         with self._changed:
             self._failure = self._failure or data
@@ -153,20 +153,20 @@ class ElementBuffer(ABC):
     def needed(self) -> int:
         """The index of the first element that is still needed.
 
-        Closing or failing the buffer does not change it. A heartbeat that is under way may still
-        report it, and another worker then continues the part from there: elements that were made
-        and not delivered must be made again.
+        Closing or failing the buffer does not change the index. A heartbeat may still report the
+        index afterwards, and another worker then continues the part at the index. So the next
+        worker evaluates the undelivered elements again.
         """
         with self._changed:
             return self._first_needed()
 
     @property
     def holders(self) -> list[int]:
-        """The ids of clients that have received elements and not acknowledged them."""
+        """The ids of clients with unacknowledged elements."""
         return []
 
     def report(self, progress: pb.TaskProgress) -> None:
-        """Fill in the number of elements, if it is known."""
+        """Fill in the number of elements, if the part has ended."""
         if self._ended:
             progress.ended, progress.total = True, self.produced
 
@@ -182,11 +182,12 @@ class ElementBuffer(ABC):
             self._serve()
 
     def release(self, client_id: int, used: list[int]) -> None:
-        """Give a client nothing more.
+        """Send a client no more elements.
 
         Args:
             client_id: The client.
-            used: Bounds of the ranges of elements that it consumed without acknowledging them here.
+            used: Bounds of the ranges of elements that the client consumed but may not have
+                acknowledged.
         """
         with self._changed:
             self._arrivals.pop(client_id, None)
@@ -196,9 +197,9 @@ class ElementBuffer(ABC):
         self._serve()
 
     def refresh(self, periods: int) -> None:
-        """Answer the requests that have waited for so many calls with no elements.
+        """Send empty answers to the requests that have waited for ``periods`` calls.
 
-        Consumers take a worker that answers nothing for a lost one.
+        Consumers treat a worker that does not answer as lost.
         """
         with self._changed:
             for pending in self._pending:
@@ -209,7 +210,7 @@ class ElementBuffer(ABC):
             pending.request.reply(pb.GetElementReply().SerializeToString())
 
     def close(self, error: Exception) -> None:
-        """Give nothing more, and fail the waiting requests. Idempotent."""
+        """Send no more elements, and fail the waiting requests. Idempotent."""
         with self._changed:
             self._closing_error = self._closing_error or error
             pending, self._pending = list(self._pending), deque()
@@ -220,7 +221,7 @@ class ElementBuffer(ABC):
         for each in pending:
             each.request.fail(error)
 
-    # For subclasses; all are called with the lock held
+    # For subclasses. All are called with the lock held
 
     @abstractmethod
     def _keep(self, index: int, element: Any, size: int) -> None:
@@ -228,11 +229,11 @@ class ElementBuffer(ABC):
 
     @abstractmethod
     def _has_room(self) -> bool:
-        """Return whether one more element may be made."""
+        """Return whether one more element may be evaluated."""
 
     @abstractmethod
     def _note(self, body: pb.GetElementRequest) -> None:
-        """Process the seek and the acknowledgement of a request, when its turn has come."""
+        """Process the seek and the acknowledgement of the next request in sequence."""
 
     @abstractmethod
     def _take(self, body: pb.GetElementRequest) -> _Answer | Error | None:
@@ -244,7 +245,7 @@ class ElementBuffer(ABC):
 
     @abstractmethod
     def _has_news(self) -> bool:
-        """Return whether the dispatcher has to learn something new of the end, which has come."""
+        """Return whether something new about the end must be reported to the dispatcher."""
 
     @abstractmethod
     def _first_needed(self) -> int:
@@ -266,7 +267,7 @@ class ElementBuffer(ABC):
         return self._closing_error is not None or bool(self._failure)
 
     def _serve(self) -> None:
-        """Answer the requests that need not wait; then tell the dispatcher of the end."""
+        """Answer the requests that can be answered, and report the end to the dispatcher."""
         while True:
             with self._changed:
                 found = self._next_answer()
@@ -278,13 +279,13 @@ class ElementBuffer(ABC):
             if isinstance(answer, Error):
                 pending.request.fail(answer)
             else:
-                # Packing takes long: it runs without the lock.
+                # Without the lock, because packing takes long.
                 self._answer(pending, *answer)
         if is_news:
             self._finished()
 
     def _next_answer(self) -> tuple[_Pending, _Answer | Error] | None:
-        """Return the first request that can be answered, of each client the oldest one alone."""
+        """Return the first request that can be answered. Only each client's oldest counts."""
         seen = set()
         for pending in self._pending:
             if pending.body.client_id in seen:
@@ -312,8 +313,8 @@ class ElementBuffer(ABC):
                 reply.count, reply.pickle = len(elements), parcel.pickle
                 reply.sizes.extend(sizes)
             except BaseException as error:
-                # The elements are lost, so that the part ends here for all consumers. An element
-                # with a pickling method of its own can raise anything.
+                # The elements are lost, so the part ends here for all consumers. An element's own
+                # pickling method can raise any error.
                 reply = pb.GetElementReply(failure=pack_error(error, self.where))
                 with self._changed:
                     self._failure, self._is_lossy = reply.failure, True
@@ -323,7 +324,7 @@ class ElementBuffer(ABC):
 
 @dataclass
 class _Cursor:
-    """Attributes: a consumer's position, and the elements it wants; see GetElementRequest."""
+    """Attributes: a consumer's position, and its wanted elements; see GetElementRequest."""
 
     position: int
     period: int = 1
@@ -341,7 +342,7 @@ class _Cursor:
 class RetainingBuffer(ElementBuffer):
     """Retains each element until all consumers have acknowledged it.
 
-    Consumers say which indices they want, and get them as often as they request them.
+    Consumers request elements by index, and may request the same element again.
 
     The other arguments are those of :class:`ElementBuffer`.
 
@@ -362,7 +363,7 @@ class RetainingBuffer(ElementBuffer):
         self._consumers = consumers
         self._base = self.produced  # index of the first element that is retained
         self._elements: dict[int, tuple[Any, int]] = {}  # with their sizes in bytes
-        # By consumer index: elements before the watermark are acknowledged.
+        # By consumer index. Elements before the watermark are acknowledged.
         self._watermarks = dict.fromkeys(range(consumers), self.produced)
         self._cursors: dict[int | str, _Cursor] = {}
         self._has_reported = False
@@ -373,7 +374,7 @@ class RetainingBuffer(ElementBuffer):
         self._drop()
 
     def _has_room(self) -> bool:
-        # Sent elements stay until they are acknowledged, and take as much room as consumers allow.
+        # Sent elements stay until they are acknowledged, with room for all consumers' buffers.
         given, furthest = dict(self._watermarks), max(self._watermarks.values())
         for cursor in self._cursors.values():
             given[cursor.consumer] = max(given[cursor.consumer], cursor.position)
@@ -404,7 +405,7 @@ class RetainingBuffer(ElementBuffer):
     def _drop(self) -> None:
         """Drop the elements that all consumers have acknowledged.
 
-        After the loss of a worker, some acknowledged elements have not been made again yet.
+        After the loss of a worker, acknowledged elements may have to be evaluated again first.
         """
         needed = self.needed
         while self._elements and self._base < needed:
@@ -425,7 +426,7 @@ class RetainingBuffer(ElementBuffer):
         wanted = range(first, stop, cursor.period)
         sizes = (self._elements[index][1] for index in wanted)
         wanted = wanted[: _fitting(sizes, body.max_elements)]
-        # The unwanted elements behind the last one are known to exist as well.
+        # The position also passes the unwanted elements behind the last wanted one.
         last = wanted[-1]
         cursor.position = stop if last + cursor.period >= stop else last + 1
         elements = [self._elements[index][0] for index in wanted]
@@ -435,7 +436,7 @@ class RetainingBuffer(ElementBuffer):
         return self._cursors.setdefault(body.client_id, _Cursor(self._base))
 
     def _progress(self, cursor: _Cursor, stop: int) -> _Answer | None:
-        """Return the answer to a request when none of the wanted elements has been made."""
+        """Return the answer to a request of which no wanted element has been evaluated."""
         if not self._ended and stop < cursor.until and (cursor.period or stop <= cursor.position):
             return None
         cursor.position = max(cursor.position, stop)
@@ -464,15 +465,15 @@ class RetainingBuffer(ElementBuffer):
 
 
 class CrossTrainerBuffer(RetainingBuffer):
-    """Retains a sliding window of elements, which every trainer reads at its own pace.
+    """Retains a sliding window of elements. Every trainer reads the window at its own pace.
 
-    The fastest trainer moves the window. Slower trainers skip the elements that have left it. The
-    position belongs to the trainer: all its clients, at the same time or later, share it.
+    The fastest trainer moves the window. Slower trainers skip the elements that have left the
+    window. All clients of a trainer, at the same time or later, share one position.
 
     The other arguments are those of :class:`ElementBuffer`.
 
     Args:
-        window_bytes: How much is retained, besides the elements ahead of the fastest trainer.
+        window_bytes: Size of the window, without the elements ahead of the fastest trainer.
     """
 
     def __init__(self, where: str, begin: pb.Checkpoint, window_bytes: int) -> None:
@@ -505,7 +506,7 @@ class CrossTrainerBuffer(RetainingBuffer):
         return cursor
 
     def _drop(self) -> None:
-        # Elements that no trainer has read are retained in any case: they would be lost to all.
+        # Elements that no trainer has read are always retained: no trainer would get them.
         fastest = self._fastest
         while self._base < fastest and len(self._elements) > 1 and self._bytes > self._limit:
             self._drop_first()
@@ -524,18 +525,18 @@ class _Item:
 
 
 class FirstComeBuffer(ElementBuffer):
-    """Gives each element to the client that requests it first.
+    """Sends each element to the client that requests it first.
 
-    Elements that a client has not acknowledged go to another client if it leaves.
+    If a client leaves, its unacknowledged elements go to other clients.
 
     The other arguments are those of :class:`ElementBuffer`.
 
     Args:
-        finished: Called when the part has ended and all elements have been sent; and once more
-            when all are acknowledged, if sent elements are retained.
-        used: Elements that must not be given again.
-        held: Elements that clients have from an earlier worker, by client id. They are given to
-            others only if their client leaves.
+        finished: Called when the part has ended and all elements have been sent. If sent elements
+            are retained, called once more when all elements are acknowledged.
+        used: Consumed elements, which are not sent again.
+        held: Elements that clients hold from an earlier worker, by client id. They go to other
+            clients only if their client leaves.
         retains: Whether sent elements are retained until they are acknowledged.
     """
 
@@ -554,17 +555,17 @@ class FirstComeBuffer(ElementBuffer):
         self._retains = retains
         self._waiting: deque[_Item] = deque()
         self._sent: dict[int, dict[int, _Item]] = {}  # by client id and index
-        # Whether all elements are sent, and whether all are acknowledged, as the dispatcher knows.
+        # As last reported: whether all elements are sent, and whether all are acknowledged.
         self._reported = (False, False)
 
     @property
     def holders(self) -> list[int]:
-        """The ids of clients that have received elements and not acknowledged them."""
+        """The ids of clients with unacknowledged elements."""
         with self._changed:
             return sorted({*self._held, *(each for each, items in self._sent.items() if items)})
 
     def report(self, progress: pb.TaskProgress) -> None:
-        """Fill in the number of elements, and whether all are acknowledged, if it is known."""
+        """Fill in the number of elements at the end, and whether all are acknowledged."""
         super().report(progress)
         progress.used_up = self._reported[1]
 
@@ -589,12 +590,12 @@ class FirstComeBuffer(ElementBuffer):
     def _acknowledge(self, client_id: int, bounds: list[int]) -> None:
         used = RangeSet(bounds)
         if client_id in self._held:
-            # Some of these elements may still have to be made again.
+            # Some of these elements may not have been evaluated again yet.
             self._used.update(used)
         items = self._sent.get(client_id)
         if not items:
             return
-        # The acknowledged ranges may be far longer than the list of retained elements.
+        # The acknowledged ranges may be far longer than the list of retained elements, or shorter.
         if len(used) < len(items):
             for start, stop in used.runs():
                 for index in range(start, stop):
@@ -609,7 +610,7 @@ class FirstComeBuffer(ElementBuffer):
             return ([], pb.GetElementReply(end=True)) if self._ended else None
         count = _fitting((item.size for item in waiting), body.max_elements)
         first = waiting[0].index
-        # Elements of a client that has left may leave gaps between the indices.
+        # There are gaps between the indices if elements of a client that left have returned.
         run = enumerate(islice(waiting, count), first)
         count = sum(1 for _ in takewhile(lambda each: each[1].index == each[0], run))
         taken = [waiting.popleft() for _ in range(count)]
@@ -646,9 +647,9 @@ def buffer_for(
     """Return an empty buffer for the mode of consumption.
 
     Args:
-        lease: The part, its beginning, and the elements that consumers have.
+        lease: The part, its checkpoint, and the elements that consumers hold.
         where: As for :class:`ElementBuffer`.
-        finished: Called as the buffer of the mode describes.
+        finished: See the buffer of the mode.
         cache_bytes: Size of the window that trainers share.
     """
     return _MAKERS[mode_of(lease)](lease, where, finished, cache_bytes)
@@ -688,7 +689,7 @@ _MAKERS: dict[Mode, Callable[[pb.Task, str, Callable[[], None], int], ElementBuf
 
 
 def _fitting(sizes: Iterable[int], most: int) -> int:
-    """Return how many elements of these sizes, in bytes, go into one reply; ``most`` is at most."""
+    """Return how many elements of these sizes, in bytes, fit into one reply; ``most`` limits it."""
     total = count = 0
     for size in sizes:
         total += size

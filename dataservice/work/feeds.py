@@ -18,15 +18,15 @@ _AT_ONCE = 4096
 
 
 class StridedSplits:
-    """Every n-th index, for parts that are fixed in number; see :class:`Splits`.
+    """Every n-th source index, for a fixed number of parts; see :class:`Splits`.
 
     Args:
-        part: Which part this is.
-        parts: How many there are.
+        part: Number of the part.
+        parts: The number of parts.
 
     Attributes:
         start: Position of the first index of the next pass.
-        marked: Position where the state that was taken last begins.
+        marked: Position of the first index that the last checkpoint needs.
     """
 
     def __init__(self, part: int, parts: int) -> None:
@@ -35,28 +35,28 @@ class StridedSplits:
         self._parts = parts
 
     def run(self, position: int) -> range:
-        """Return indices from a position on; there is no end of them."""
+        """Return indices from a position on. They never end."""
         first = self._part + position * self._parts
         return range(first, first + _AT_ONCE * self._parts, self._parts)
 
     def mark(self, position: int) -> None:
-        """Note where the state that is being taken begins."""
+        """Record the position of the first index that the current checkpoint needs."""
         self.marked = position
 
 
 class DynamicSplits:
-    """The indices that the dispatcher gives to a task as it goes; see :class:`Splits`.
+    """Splits of the source that a task requests from the dispatcher; see :class:`Splits`.
 
-    The next ones are asked for ahead.
+    The next split is requested ahead.
 
     Args:
         task_id: The task.
         dispatcher: Calls the dispatcher.
-        patience_s: How long it may be away, in seconds.
+        patience_s: How long to try to reach the dispatcher, in seconds.
 
     Attributes:
         start: Position of the first index of the next pass.
-        marked: Position where the state that was taken last begins.
+        marked: Position of the first index that the last checkpoint needs.
     """
 
     def __init__(self, task_id: int, dispatcher: RpcClient, patience_s: float) -> None:
@@ -81,14 +81,14 @@ class DynamicSplits:
         return run[position - first :]
 
     def mark(self, position: int) -> None:
-        """Note where the state that is being taken begins."""
+        """Record the position of the first index that the current checkpoint needs."""
         self.marked = position
 
     def _ask_ahead(self, position: int) -> None:
         request = pb.GetSplitRequest(task_id=self._task_id, position=position)
         try:
             self._ahead = position, self._dispatcher.start("dispatcher/GetSplit", request)
-        except UnavailableError:  # it may be starting again, and is asked once more
+        except UnavailableError:  # the dispatcher may be restarting; _get() repeats the request
             self._ahead = None
 
     def _get(self, position: int) -> pb.Split:
@@ -102,8 +102,8 @@ class DynamicSplits:
                 NotFoundError,
                 UnavailableError,
             ):
-                # The dispatcher may be starting again. Whether the task is still ours, the second
-                # answer says as well as the first.
+                # The dispatcher may be restarting: request the split again. If another worker has
+                # the part now, the second request fails as well.
                 pass
         request = pb.GetSplitRequest(task_id=self._task_id, position=position)
         try:

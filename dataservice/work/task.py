@@ -22,21 +22,21 @@ from mpidist.errors import CancelledError, Error, NotFoundError
 
 logger = logging.getLogger(__name__)
 
-# The time that stages take is measured for one element in so many.
+# The times of the stages are measured for one element in so many.
 _SAMPLED = 32
 
 
 class Task:
-    """Evaluates a part on a thread of its own; the dispatcher tells it which part.
+    """Evaluates a part on a thread of its own. The dispatcher names the part in a lease.
 
     Args:
-        task_id: The id that the dispatcher has given it.
+        task_id: The dispatcher's number of the task.
         dispatcher: Calls the dispatcher. Its calls end when the worker is closed.
         patience_s: How long to try to reach the dispatcher, in seconds.
-        dataset_of: Returns the dataset of a task. It may call the dispatcher by the given client,
-            and these calls end with the task.
+        dataset_of: Returns the dataset of a lease. It may call the dispatcher with the given
+            client, and these calls end with the task.
         where: The worker in words, for errors.
-        cache_bytes: Size of the window that trainers share, if the job is read so.
+        cache_bytes: Size of the window that trainers share, for a job with a cross-trainer cache.
 
     Attributes:
         thread: The thread, which :meth:`start` starts.
@@ -64,7 +64,7 @@ class Task:
         self._where = f"{where}, task {task_id}"
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        # Calls of the buffer that have to wait until its kind is known.
+        # Calls of the buffer's methods that wait until the task has made the buffer.
         self._postponed: list[Callable[[ElementBuffer], None]] = []
         self._buffer: ElementBuffer | None = None
         self._stream: SnapshotStream | None = None
@@ -78,10 +78,10 @@ class Task:
     # For the worker
 
     def start(self) -> None:
-        """Begin. Idempotent; not to be called by several threads at the same time.
+        """Start the thread. Idempotent, but not for several threads at the same time.
 
         Raises:
-            RuntimeError: The process can have no more threads.
+            RuntimeError: The process cannot start another thread.
         """
         if self.thread.ident is None:
             self.thread.start()
@@ -91,7 +91,7 @@ class Task:
         self._call_buffer(lambda buffer: buffer.ask(request, body))
 
     def release(self, client_id: int, used: list[int]) -> None:
-        """Give a client nothing more. See :meth:`ElementBuffer.release`."""
+        """Send a client no more elements. See :meth:`ElementBuffer.release`."""
         self._call_buffer(lambda buffer: buffer.release(client_id, used))
 
     def refresh(self, periods: int) -> None:
@@ -102,7 +102,7 @@ class Task:
     def close(self, error: Error) -> None:
         """Stop before the next element, and fail the requests of consumers. Idempotent.
 
-        A task that has not begun must not be started meanwhile or afterwards.
+        A task that has not begun must not be started during or after this call.
         """
         if self.thread.ident is None:
             self._set_any_buffer()
@@ -110,7 +110,7 @@ class Task:
         self._scope.close()
 
     def checkpoint(self, index: int) -> pb.Checkpoint:
-        """Return the newest checkpoint that is not after an element.
+        """Return the newest checkpoint at or before an element.
 
         Raises:
             NotFoundError: The task has not begun. The dispatcher knows its checkpoint.
@@ -121,7 +121,7 @@ class Task:
         return self._checkpoints.before(index)
 
     def progress(self) -> pb.TaskProgress | None:
-        """Return a new checkpoint and the end of the part; None if there is neither."""
+        """Return a new checkpoint and the end of the part; None if both are missing."""
         progress = pb.TaskProgress(task_id=self._task_id)
         if self._stream is not None:
             self._stream.report(progress)
@@ -157,7 +157,7 @@ class Task:
         """Call a method of the buffer, now or when there is a buffer."""
         with self._lock:
             if self._stream is not None:
-                return  # the endpoint answers requests that are dropped with an error
+                return  # for dropped requests the endpoint sends an error
             if self._buffer is None:
                 self._postponed.append(call)
                 return
@@ -185,7 +185,7 @@ class Task:
             self._fail(error)
 
     def _set_any_buffer(self) -> None:
-        """Make a buffer, if the kind is not known, so that all requests get the same error."""
+        """Make a buffer if there is none, so that all requests get the same error."""
         if self._buffer is None and self._stream is None:
             self._set_buffer(CrossTrainerBuffer(self._where, pb.Checkpoint(), 0))
 
@@ -198,12 +198,12 @@ class Task:
             logger.info("%s is withdrawn: %s", self._where, error)
             self.close(CancelledError(str(error)))
         elif not self._dispatcher.stopped():
-            # The error is for the job's consumers or for readers of the snapshot, even if it is a
-            # BaseException of a user's function. If the task is closed, close() has told consumers.
+            # Consumers of the job, or readers of the snapshot, get the error, even a BaseException
+            # of a user's function. If the task is closed, close() has failed their requests.
             destination.fail(error)
 
     def _get_lease(self) -> pb.Task:
-        """Return the part to evaluate; raise WithdrawnError if it is another worker's now."""
+        """Return the lease of the part. Raise WithdrawnError if another worker has the part."""
         request = pb.TaskRequest(task_id=self._task_id)
         try:
             return self._dispatcher.call_with_retry(
@@ -236,7 +236,7 @@ class Task:
         destination: ElementBuffer | SnapshotStream,
         begin: pb.Checkpoint,
     ) -> bool:
-        """Evaluate the part from a checkpoint on; return whether that reached the part's end."""
+        """Evaluate the part from a checkpoint on. Return whether the part has ended."""
         share = self._share(lease, dataset)
         context = Context(
             seed=(lease.seed,),
@@ -263,7 +263,7 @@ class Task:
 
             if begin.state:
                 elements.set_state(pickle.loads(begin.state))
-            # The randomness of the beginning is in the state, for workers that continue from it.
+            # The first state holds the random seed of the part, for workers that continue from it.
             checkpoint()
             self._began = time.monotonic()
             self._stages.on = True
@@ -276,7 +276,7 @@ class Task:
                     if stream is not None:
                         stream.commit(checkpoints)
         if self._scope.closed:
-            # The iteration may have been cut short. The next worker finds the end.
+            # The cancelled pass may have ended early. The next worker finds the end.
             return False
         self._stopped_at = time.monotonic()
         return True
@@ -292,7 +292,7 @@ class Task:
         return Share(splits, dataset.source_length())
 
     def _report_end(self) -> None:
-        """Tell the dispatcher how the part has ended. Heartbeats repeat it, in case it is lost."""
+        """Tell the dispatcher how the part has ended. Heartbeats repeat the message."""
         destination = self._buffer or self._stream
         assert destination is not None
         progress = pb.TaskProgress(task_id=self._task_id)
@@ -309,6 +309,6 @@ def _position(share: Share | None) -> int:
 
 
 def _part(lease: pb.Task) -> tuple[int, ...]:
-    """Return the numbers that tell the randomness of a task from that of other tasks."""
-    # Static parts must all see the same order, for each takes its own elements of it.
+    """Return the numbers that make the random numbers of a task differ from other tasks'."""
+    # Static shards must all see the same order, because each takes its elements from it.
     return () if lease.policy in (pb.DATA, pb.FILE_OR_DATA, pb.HINT) else (lease.part,)
