@@ -18,12 +18,12 @@ class ShardingPolicy(enum.IntEnum):
 
     Attributes:
         OFF: Every worker evaluates the whole dataset; also called ``"parallel_epochs"``.
-        DYNAMIC: Workers take splits of the source as they go, so that every element comes once;
-            also called ``"distributed_epoch"``.
-        FILE: Of n workers, each takes every n-th file; all sources must be files.
-        DATA: Each takes every n-th element of the whole dataset.
+        DYNAMIC: Workers request splits of the source during the epoch, so that every element comes
+            once; also called ``"distributed_epoch"``.
+        FILE: Each of n workers reads every n-th file; all sources must be files.
+        DATA: Each worker takes every n-th element of the whole dataset.
         FILE_OR_DATA: FILE if all sources are files, n or more of them; otherwise DATA.
-        HINT: Each takes every n-th element where the dataset has
+        HINT: Each worker takes every n-th element at the place of
             ``shard(SHARD_HINT, SHARD_HINT)``.
 
     FILE, DATA, FILE_OR_DATA and HINT need ``DispatcherConfig.worker_addresses``, whose length is n.

@@ -1,8 +1,8 @@
 """The global order of the elements of an iteration, and the consumer of each. Pure.
 
-Round r has element r of every part that has one, in the order of the parts. Element g of the whole
-goes to consumer g modulo the number of consumers. So the order depends on the number of parts
-alone, and neither on the number of workers nor on the number of consumers.
+Round r has element r of every part with more than r elements, in the order of the parts. Element g
+of this order goes to consumer g modulo the number of consumers. So the order depends on the number
+of parts alone, and neither on the number of workers nor on the number of consumers.
 
 Under coordinated reads, round r has a group of elements of each part, one for every consumer.
 """
@@ -17,13 +17,13 @@ from dataservice.proto import dataservice_pb2 as pb
 
 @dataclass(frozen=True)
 class Plan:
-    """The elements of a part that a consumer wants.
+    """The indices that a consumer requests from a part.
 
     Attributes:
-        start: Index of the first element that may be among them.
-        period: Their indices modulo ``period`` are ``offset``; 0 if the consumer wants none.
+        start: The lowest index that the plan may contain.
+        period: The plan contains the indices equal to ``offset`` modulo ``period``. 0 means none.
         offset: See ``period``.
-        until: Elements from this index on are not planned yet; -1 if the plan holds to the end.
+        until: The plan ends before this index; -1 if the plan reaches to the end of the part.
     """
 
     start: int
@@ -39,7 +39,7 @@ class _Place:
     Attributes:
         round: The round.
         part: The part whose turn it is.
-        number: The number of elements of the whole before this place.
+        number: The number of elements of all parts before this place.
     """
 
     round: int
@@ -92,12 +92,12 @@ class Order:
 
     @property
     def part(self) -> int:
-        """The part of the element at which the walk stands."""
+        """The part of the current element."""
         return self._part
 
     @property
     def index(self) -> int:
-        """The index, in its part, of the element at which the walk stands."""
+        """The index of the current element in its part."""
         return self._round
 
     def mark(self, part: int) -> int:
@@ -122,15 +122,15 @@ class Order:
 
     @property
     def over(self) -> bool:
-        """True if the walk stands behind the last element."""
+        """True if the walk has passed the last element."""
         return min(self._ends) >= 0 and self._round >= max(self._ends)
 
     def missing(self) -> int | None:
         """Walk to the next element of this consumer.
 
         Returns:
-            The part whose extent must be known further before the walk can go on; None if the walk
-            stands at an element of this consumer, or is over.
+            The part from which more elements are needed before the walk can continue. None if the
+            current element is this consumer's, or the walk is over.
         """
         while True:
             end = self._ends[self._part]
@@ -145,19 +145,19 @@ class Order:
             self._advance()
 
     def step(self) -> None:
-        """Step over the element at which the walk stands: it has been given to the user."""
+        """Step over the current element, which the user has got."""
         self._number += 1
         self._steps += 1
         self._advance()
         self._given = _Place(self._round, self._part, self._number)
 
     def plan(self, part: int, start: int) -> Plan:
-        """Return the elements of a part that this consumer wants, from an index on."""
+        """Return the plan of this consumer for a part, from an index on."""
         here = _Place(self._round, self._part, self._number)
         start = max(start, here.mark(part))
         if 0 <= self._ends[part] <= start:
             return Plan(start, 0, 0)
-        # Up to the next end of a part, the same parts take turns.
+        # Until the next part ends, the same parts take turns.
         until = min((end for end in self._ends if end > start), default=-1)
         active = sum(not 0 <= end <= start for end in self._ends)
         period = self._consumers // gcd(active, self._consumers)
@@ -168,7 +168,7 @@ class Order:
         return Plan(start, 0, 0, until)
 
     def _count_to(self, here: _Place, part: int, index: int) -> int:
-        """Return the number of elements of the whole before an element of a part."""
+        """Return the number of elements of all parts before an element of a part."""
         number = here.number
         for other, end in enumerate(self._ends):
             last = index + (other < part)
@@ -178,7 +178,7 @@ class Order:
         return number
 
     def state(self) -> pb.State:
-        """Return the state of all consumers that have had as many elements as this one."""
+        """Return the state in which every consumer has had as many elements as this one."""
         given = self._given
         number = self._steps * self._consumers
         return pb.State(

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # The shortest time between two states. Taking them costs at most a fiftieth of the time.
 _PERIOD_S = 0.1
 _SHARE = 50
-# The dispatcher keeps no larger state for the case that the worker is lost.
+# The largest state that the dispatcher keeps for the next worker of the part.
 LARGEST_STATE = 1 << 20
 
 
@@ -44,9 +44,9 @@ class _Taken:
 
 
 class Checkpoints:
-    """Keeps the newest state that no consumer is behind, and the states after it.
+    """Keeps the newest state that all consumers have passed, and all later states.
 
-    Of an indexed dataset there is a state for every element, and none is kept.
+    An indexed dataset has a state at every element, so none is kept.
 
     Args:
         first: The checkpoint that the task began from.
@@ -66,14 +66,14 @@ class Checkpoints:
         self._lock = threading.Lock()
         self._due = 0.0
         self._impossible: UnimplementedError | None = None
-        self._reported = -1  # index of the newest one that the dispatcher has
+        self._reported = -1  # index of the newest checkpoint that the dispatcher has
         self._has_warned = False
 
     def is_due(self, *, early: bool = False) -> bool:
         """Return whether to take a state now.
 
         Args:
-            early: Whether one is wanted before its time.
+            early: Whether to ignore the shortest time between two states.
         """
         return self._impossible is None and (early or time.monotonic() >= self._due)
 
@@ -87,7 +87,7 @@ class Checkpoints:
         """Take a state.
 
         Args:
-            index: Number of elements that the iterator has given, from the beginning of the part.
+            index: Number of elements of the part before the position of the iterator.
             elements: The iterator; no other thread uses it meanwhile.
             position: Returns the position of the next source index; called after the state is
                 taken.
@@ -113,7 +113,7 @@ class Checkpoints:
         self._due = began + cost + max(_PERIOD_S, self._period_s, _SHARE * cost)
 
     def before(self, index: int) -> pb.Checkpoint:
-        """Return the newest checkpoint that is not after an element.
+        """Return the newest checkpoint at or before an element.
 
         Raises:
             UnimplementedError: A source has no state, or the state cannot be pickled.
@@ -164,7 +164,7 @@ class Checkpoints:
         return checkpoint
 
     def _newest(self, index: int, limit: float = float("inf")) -> _Taken | None:
-        """Return the newest state of at most ``limit`` bytes that is not after an element."""
+        """Return the newest state of at most ``limit`` bytes at or before an element."""
         with self._lock:
             fit = [each for each in self._taken if each.index <= index and each.nbytes <= limit]
         return fit[-1] if fit else None
@@ -185,7 +185,7 @@ class Checkpoints:
 
 
 def size_of(state: Any) -> int:
-    """Return about how many bytes a pickle of something has, without pickling it."""
+    """Return the approximate size of an object's pickle in bytes, without pickling."""
     total, left, seen = 0, [state], set[int]()
     while left:
         each = left.pop()
