@@ -194,8 +194,8 @@ def from_dataset_id(
 
     ``dataset_id`` is the result of :func:`register_dataset`. ``element_spec`` describes the
     elements: an element of another structure raises InvalidArgumentError. None takes the spec from
-    the dispatcher, if it has the spec. The other arguments are those of :func:`distribute`. Jobs of
-    the same name over different datasets are different jobs.
+    the dispatcher, if it has the spec. The other arguments are described at :func:`distribute`.
+    Jobs of the same name over different datasets are different jobs.
 
     Raises:
         NotFoundError: There is no dataset of this id.

@@ -150,7 +150,7 @@ def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
 
     Returns:
         The parcel, and the original sizes of the pickle and of each buffer in bytes, for
-        :func:`expand`. The size is 0 for those that are unchanged.
+        :func:`expand`. The size of an unchanged buffer is 0.
     """
     compressor = Compressor(codec)
     parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]

@@ -194,7 +194,7 @@ def _are_texts(values: Sequence[str]) -> bool:
 
 
 def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
-    """Raise ValueError for a ``data_transfer_protocol`` other than that of calls."""
+    """Raise ValueError for a ``data_transfer_protocol`` other than the protocol of calls."""
     if protocol is not None and protocol not in (service_protocol, "grpc", "local"):
         raise ValueError(
             f"data_transfer_protocol={protocol!r} is not supported: elements use the protocol "

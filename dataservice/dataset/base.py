@@ -28,7 +28,7 @@ class Failure:
 
     Args:
         error: The error. The frame that caught the error is removed from its traceback: the frame
-            refers to this object, so the two would form a reference cycle. An error whose class
+            refers to this object, so the two would form a reference cycle. An error of a class
             cannot be pickled becomes an UnknownError in a pickle.
 
     Attributes:
@@ -398,9 +398,7 @@ class Node(ABC):
         with self.sample().iterate(Context(seed=(0,))) as elements:
             for element in elements:
                 return element
-        raise NoElementError(
-            f"{self.summary()} has no element that says what its elements are like"
-        )
+        raise NoElementError(f"{self.summary()} has no element that could describe its elements")
 
     @property
     def same_every_epoch(self) -> bool:
@@ -556,7 +554,7 @@ class IndexedIterator(ElementIterator):
 
 
 class IndexedSource(Node):
-    """A source whose elements are computed from their indices 0, 1, ..."""
+    """A source that computes elements from their indices 0, 1, ..."""
 
     @abstractmethod
     def element(self, index: int) -> Any:
@@ -581,7 +579,7 @@ class _SourceReader(Reader):
 class UnaryNode(Node):
     """Base class of nodes over one other node.
 
-    By default the number of elements and the source are those of the node below.
+    By default the node below gives the number of elements and the source.
     """
 
     parent: Node
@@ -623,11 +621,11 @@ class UnaryNode(Node):
     def summary(self) -> str:
         return f"{self.parent.summary()}.{super().summary()}"
 
-    def check_not_on_device(self, what: str) -> None:
-        """Raise ValueError if ``what`` would take elements from a GPU on a thread of its own."""
+    def check_not_on_device(self, method: str) -> None:
+        """Raise ValueError if a method would take elements from a GPU on a thread of its own."""
         if self.parent.on_device:
             raise ValueError(
-                f"{what} runs on a thread with a CUDA stream of its own: call "
+                f"{method} runs on a thread with a CUDA stream of its own: call "
                 "prefetch_to_device last"
             )
 
@@ -649,7 +647,7 @@ class UnaryNode(Node):
 
 
 class FunctionNode(UnaryNode):
-    """A unary node whose elements are made by a user's function. The spec is that of an element."""
+    """A unary node that makes elements by a user's function. The first element gives the spec."""
 
     def element_spec(self) -> Spec:
         return spec_of(self.first())
@@ -717,7 +715,7 @@ class StageTimes:
         return TimedIterator(elements, self, stage)
 
     def timed(self, stage: _NodeTiming, elements: ElementIterator) -> Any:
-        """Return the next element, and add its time to the stage, less that of the nodes below.
+        """Return the next element, and add the time to the stage, without the time of nodes below.
 
         Calls on other threads, for example below ``prefetch``, are measured separately.
         """

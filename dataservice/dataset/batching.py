@@ -33,7 +33,7 @@ from mpidist.errors import InvalidArgumentError, type_name
 Array = np.ndarray[Any, Any]
 
 _NUMPY = (np.ndarray, np.generic)
-# Dtypes whose item size differs from element to element.
+# Dtypes with item sizes that differ from element to element.
 _FLEXIBLE = "OSTUV"
 
 
@@ -530,7 +530,7 @@ class Rebatch(UnaryNode):
     """Cuts the rows of elements into batches of ``batch_size`` rows.
 
     Attributes:
-        parent: The node below, whose elements are arrays with equally many rows.
+        parent: The node below. The arrays of an element have equally many rows.
         batch_size: Rows in a batch.
         drop_remainder: Whether to leave a smaller last batch out.
     """
@@ -555,7 +555,7 @@ class Rebatch(UnaryNode):
 
 
 class _RowsIterator(UnaryIterator):
-    """A pass that cuts elements into rows. It holds the element whose rows come next."""
+    """A pass that cuts elements into rows. It holds the element of the next rows."""
 
     def __init__(self, parent: ElementIterator, count_rows: Callable[[Any], int]) -> None:
         super().__init__(parent)
@@ -635,7 +635,7 @@ def _joined(pieces: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Unbatch(UnaryNode):
-    """Attributes: the node below, whose elements are arrays with equally many rows."""
+    """Attributes: the node below. The arrays of an element have equally many rows."""
 
     parent: Node
 
@@ -653,7 +653,7 @@ class Unbatch(UnaryNode):
 
     @property
     def has_static_spec(self) -> bool:
-        # Only the objects themselves tell what they are.
+        # Only the objects themselves tell their types.
         return self.parent.has_static_spec and not _has_objects(self.parent.element_spec())
 
     def _iterate(self, context: Context) -> ElementIterator:

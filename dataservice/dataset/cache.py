@@ -172,7 +172,7 @@ class _CacheReader(Reader):
 
 
 class CacheIterator(ElementIterator):
-    """One pass over the cached elements, or over the node below, whose elements it caches."""
+    """One pass over the cached elements, or over the node below, with caching."""
 
     def __init__(self, node: Cache, context: Context) -> None:
         self._node = node

@@ -150,7 +150,7 @@ class RoutedReader(Reader):
         nodes: The nodes.
         places: Which node, and where in it. They are taken ``AT_ONCE`` at a time, so that each node
             can read ahead among its own.
-        context: What the pass depends on.
+        context: The context of the pass.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class ZipIterator(SeveralIterator):
         self._over = False
 
     def __next__(self) -> Any:
-        if self._over:  # those that are longer have more
+        if self._over:  # longer passes have more elements
             raise StopIteration
         elements, failed = [], None
         for each in self._passes:

@@ -362,8 +362,8 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset that draws each element at random from one of several datasets.
 
-        Under ``"distributed_epoch"`` the draws are those of a single process. They need datasets
-        in which no transformation drops, reorders, flattens or repeats elements, and
+        Under ``"distributed_epoch"`` the draws equal the draws of a single process. They need
+        datasets in which no transformation drops, reorders, flattens or repeats elements, and
         ``stop_on_empty_dataset=False``.
 
         Args:
@@ -417,7 +417,7 @@ class Dataset:
         return Dataset(node, _merged_options([*given, choice_dataset]))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Return the elements of this dataset, followed by those of another dataset.
+        """Return the elements of this dataset, followed by the elements of another dataset.
 
         Args:
             dataset: The other dataset.
@@ -760,10 +760,11 @@ class Dataset:
         Elements that the failing transformation has already read are lost with it: for ``batch``,
         the rows of the batch so far. A source that cannot continue, such as a generator that raised
         or a data service, ends the iteration with its error. ``iterator.ignored`` counts the
-        ignored errors of an iteration. ``ignored`` of :func:`mpidist.task_metrics` counts those of
-        the process, under its task, or under ``dataset 0`` if no Server is started. On workers of a
-        data service an element must fail each time it is computed: when a worker takes over from a
-        lost one, an error that comes and goes makes elements appear twice or not at all.
+        ignored errors of an iteration. ``ignored`` of :func:`mpidist.task_metrics` counts the
+        errors of the process, under its task, or under ``dataset 0`` if no Server is started. On
+        workers of a data service an element must fail each time it is computed: when a worker takes
+        over from a lost one, an error that comes and goes makes elements appear twice or not at
+        all.
 
         Args:
             log_warning: Whether to log each error.
@@ -789,7 +790,8 @@ class Dataset:
     ) -> Dataset:
         """Stack consecutive elements into arrays of shape (batch_size, ...).
 
-        Under ``"distributed_epoch"`` batches are those of a single process, unless an element
+        Under ``"distributed_epoch"`` batches equal the batches of a single process, unless an
+        element
         fails: then its batch fails, and the next batch begins where it would have begun. After
         transformations that drop, reorder, flatten or repeat elements, each worker batches its own
         elements, and the last batch of each may be smaller. Text that ends with NUL, which NumPy's
@@ -861,8 +863,8 @@ class Dataset:
             padding_values: See :meth:`padded_batch`.
             pad_to_bucket_boundary: Whether to pad to one below the boundary in place of the
                 longest.
-            no_padding: Whether to stack elements as they are. Those of a batch must have the same
-                shape. ``padded_shapes``, ``padding_values`` and ``pad_to_bucket_boundary`` are
+            no_padding: Whether to stack elements as they are. The elements of a batch must have the
+                same shape. ``padded_shapes``, ``padding_values`` and ``pad_to_bucket_boundary`` are
                 ignored then.
             drop_remainder: Whether to drop the elements of buckets that are not full at the end.
 
@@ -935,7 +937,7 @@ class Dataset:
     ) -> Dataset:
         """Change the batch size of a dataset of batches.
 
-        The result is that of ``unbatch().batch(batch_size, drop_remainder)``, computed faster.
+        The result equals ``unbatch().batch(batch_size, drop_remainder)``, computed faster.
         Under ``"distributed_epoch"`` each worker cuts its own elements.
 
         Args:
@@ -1041,11 +1043,11 @@ class Dataset:
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Return the dataset with options.
 
-        The options apply to the whole dataset: to its transformations so far, and to those that
-        follow. Options of combined datasets are merged. An option that is set again takes the later
-        value. Options do not apply to the datasets that functions of ``interleave``, ``flat_map``
-        and ``group_by_window`` return, nor to transformations before ``distribute`` if they are set
-        after it.
+        The options apply to the whole dataset: to its transformations so far, and to
+        transformations that follow. Options of combined datasets are merged. An option that is set
+        again takes the later value. Options do not apply to the datasets that functions of
+        ``interleave``, ``flat_map`` and ``group_by_window`` return, nor to transformations before
+        ``distribute`` if they are set after it.
 
         Args:
             options: The options. They are copied.
@@ -1299,9 +1301,9 @@ class DatasetIterator(ElementIterator):
     def set_state(self, state: bytes) -> None:
         """Continue at a saved position.
 
-        The dataset must be equal to that of the state: the same operations, code of functions,
-        constants and arrays. Globals and the contents of other objects are not compared, so a
-        restarted script may change them, for instance the folder of its log.
+        The dataset must be equal to the dataset of the state: the same operations, code of
+        functions, constants and arrays. Globals and the contents of other objects are not compared,
+        so a restarted script may change them, for instance the folder of its log.
 
         Args:
             state: The result of :meth:`get_state` of an iterator over an equal dataset. It is

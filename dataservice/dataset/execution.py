@@ -5,7 +5,7 @@ calls to a :class:`ReadAhead`. All passes of a process share its threads, and so
 data worker. The threads form two pools:
 
 * ``CALLS`` runs the functions of ``map``.
-* ``STAGES`` runs calls that advance the pass below, as those of ``prefetch`` do. Such a call may
+* ``STAGES`` runs calls that advance the pass below, as ``prefetch`` does. Such a call may
   wait for a function, for another stage or for a data service, and must not occupy a thread that
   functions need.
 
@@ -124,7 +124,7 @@ class ReadAhead:
     ) -> None:
         self._work = work
         self._in_order = in_order
-        # The calls whose results have not been taken. The lane must not refer to them: the
+        # The calls with results that have not been taken. The lane must not refer to them: the
         # finalizer keeps the lane alive, and a raised error refers to the frames of the pass.
         self._calls: deque[Call] = deque()
         self._lane = _Lane(limit, pool)
@@ -138,7 +138,7 @@ class ReadAhead:
         return len(self._calls)
 
     def calls(self) -> list[Call]:
-        """Return the calls whose results have not been taken."""
+        """Return the calls with results that have not been taken."""
         with _LOCK:
             return list(self._calls)
 
@@ -374,7 +374,7 @@ class Pool:
             self._size = max(self._size, threads)
 
     def leave(self, lane: _Lane) -> None:
-        """Remove a lane, and replace its threads, whose calls may hang. Idempotent."""
+        """Remove a lane, and replace its threads, because their calls may hang. Idempotent."""
         if lane not in self._lanes:
             return
         self._lanes.discard(lane)

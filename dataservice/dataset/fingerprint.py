@@ -39,10 +39,10 @@ _MOST_BYTES_OF_ARRAY = 64 << 20
 _MOST_BYTES_OF_NODE = 256 << 20
 _MOST_ITEMS_OF_LIST = 1 << 16
 _MOST_ITEMS_OF_NODE = 1 << 18
-# Bytes of each further array or text, after those of the node are spent.
+# Bytes of each further array or text, after the bytes of the node are spent.
 _BYTES_OF_REST = 4096
 
-# Library types whose pickles consist of functions and constants.
+# Library types with pickles that consist of functions and constants.
 _REDUCED = (
     functools.partial,
     operator.itemgetter,
@@ -101,7 +101,7 @@ class _Hashes:
     """Computes hashes of objects; each object is hashed once."""
 
     def __init__(self) -> None:
-        # The objects are kept: the id of one that is freed could be that of another.
+        # The objects are kept: another object could get the id of a freed one.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
     def of(self, value: Any) -> bytes:

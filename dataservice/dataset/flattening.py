@@ -88,8 +88,8 @@ class _OpenDataset:
 class InterleaveIterator(UnaryIterator):
     """One pass; holds an element of the pass below for each dataset that is open.
 
-    The order is that of TensorFlow's ``interleave``: a dataset that has ended leaves its place,
-    which is filled when its turn comes again.
+    The order is the order of TensorFlow's ``interleave``: a dataset that has ended leaves its
+    place, which is filled when its turn comes again.
     """
 
     def __init__(self, node: Interleave, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Transformations whose result is indexed if their input is indexed."""
+"""Transformations with an indexed result if their input is indexed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Map(FunctionNode):
 
 
 class MapIterator(UnaryIterator):
-    """One pass. Its state is that of the pass below."""
+    """One pass. Its state is the state of the pass below."""
 
     def __init__(self, parent: ElementIterator, function: Callable[..., Any]) -> None:
         super().__init__(parent)
@@ -308,7 +308,7 @@ class Shard(UnaryNode):
         return self.indexed_only()
 
     def _indices(self, count: int) -> range:
-        """Return the indices of the shard among those of the node below."""
+        """Return the indices of the shard among the indices of the node below."""
         return range(self.index, count, self.num_shards)
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:

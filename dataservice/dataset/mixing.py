@@ -46,7 +46,7 @@ _FEW = 64
 def bounds(weights: Sequence[float], ended: Sequence[bool] | NDArray[np.bool_]) -> NDArray[Any]:
     """Return cumulative weights of the sequences that have not ended.
 
-    A draw u < bounds[-1] selects the first sequence whose bound exceeds u.
+    A draw u < bounds[-1] selects the first sequence with a bound above u.
 
     Args:
         weights: The weight of each sequence.
@@ -100,7 +100,7 @@ class Draws:
                 block = sequences, _places(sequences, np.array(drawn[1]))
             self._blocks.pop(number, None)
             self._blocks[number] = block
-            while len(self._blocks) > _KEPT:  # those that were used last stay
+            while len(self._blocks) > _KEPT:  # the last used blocks stay
                 del self._blocks[next(iter(self._blocks))]
             return block
 
@@ -357,7 +357,7 @@ class SampleIterator(_MixIterator):
 
 @dataclass(frozen=True)
 class Choose(_Mix):
-    """Takes each element from the node whose number a sequence yields.
+    """Takes each element from a node. A sequence yields the numbers of the nodes.
 
     Attributes:
         choice: The node of the numbers.

@@ -87,7 +87,7 @@ class Options(_Fields):
         self.threading = ThreadingOptions()
 
     def merge(self, other: Options) -> Options:
-        """Return these options with those that are set in others, which take precedence."""
+        """Return these options, updated with the options that are set in ``other``."""
         merged = copy.deepcopy(self)
         if other.deterministic is not None:
             merged.deterministic = other.deterministic
@@ -105,7 +105,7 @@ class Options(_Fields):
 
 
 def with_options_applied(node: Node, options: Options) -> Node:
-    """Return a node whose transformations obey options; the same node if that changes nothing."""
+    """Return a node with transformations that obey options; the same node if nothing changes."""
     return node if options == Options() else _Rewriting(options).result(node)
 
 
@@ -123,7 +123,7 @@ class _Rewriting:
         return self._results[id(node)]
 
     def _rewritten(self, node: Node) -> Node:
-        # Other packages define nodes whose inputs a data service evaluates: it has been given them.
+        # Nodes of other packages read from a data service, which already has their inputs.
         if not type(node).__module__.startswith(f"{__package__}."):
             return node
         changes = self._changed_inputs(node)

@@ -1,8 +1,8 @@
 """Functions that run in helper processes, where Python's lock holds up no other thread.
 
-The helpers are shared by all passes of this process. They are not those of :mod:`multiprocessing`,
-which run the main script again, or are forks of a process in which MPI has started; neither is safe
-under a launcher.
+The helpers are shared by all passes of this process. They are no processes of
+:mod:`multiprocessing`, which run the main script again, or are forks of a process in which MPI has
+started; neither is safe under a launcher.
 """
 
 from __future__ import annotations

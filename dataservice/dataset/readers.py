@@ -293,7 +293,7 @@ class RandomAccess(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Indexed(IndexedSource):
-    """Attributes: a sequence with random access, whose element i is ``source[i]``."""
+    """Attributes: a sequence with random access. Element i is ``source[i]``."""
 
     source: RandomAccess
 
@@ -461,7 +461,7 @@ class Load(Node):
     Attributes:
         path: The folder of the snapshot.
         wait: Whether to wait for a save that has not ended.
-        shard: The only shard whose elements are read; None reads all.
+        shard: The only shard to read; None reads all shards.
     """
 
     path: str
@@ -698,7 +698,7 @@ class _Poll:
     def close(self) -> None:
         self._closed.set()
 
-    def until(self, look: Callable[[], _Found | None], what: str) -> _Found:
+    def until(self, look: Callable[[], _Found | None], awaited: str) -> _Found:
         """Call ``look`` until it returns something, and return that.
 
         Raises:
@@ -707,7 +707,7 @@ class _Poll:
         path = self._node.path
         slow_wait = SlowWait(
             f"the load of the snapshot {path!r}",
-            lambda: f"{what}: does somebody save it, and to this folder, as it is seen from here?",
+            lambda: f"{awaited}: check that a process saves the snapshot, and to this folder",
         )
         while not self.closed:
             found = look()

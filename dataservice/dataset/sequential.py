@@ -1,4 +1,4 @@
-"""Transformations whose elements depend on the elements before, or drop some of them."""
+"""Transformations that depend on the elements before, or drop some elements."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class CountingContext(Context):
 
 @dataclass(frozen=True)
 class IgnoreErrors(UnaryNode):
-    """Leaves out elements whose evaluation by the nodes below raised an Exception.
+    """Leaves out elements if the nodes below raised an Exception in their place.
 
     Attributes:
         parent: The node below.
@@ -346,7 +346,7 @@ class IgnoreErrorsIterator(UnaryIterator):
                     last = error
             raise StopIteration
         finally:
-            last = None  # whose traceback refers to this frame
+            last = None  # its traceback refers to this frame
 
     def get_state(self) -> tuple[int, Any]:
         return self.ignored, super().get_state()
@@ -421,7 +421,7 @@ class RejectionResample(UnaryNode):
         """Return the class of an element.
 
         Raises:
-            InvalidArgumentError: It is none of those that the target has.
+            InvalidArgumentError: The class is not a class of the target.
         """
         found = call_int(self.class_of, element, "rejection_resample")
         if not 0 <= found < len(self.target):
@@ -432,7 +432,7 @@ class RejectionResample(UnaryNode):
 
 
 class RejectionResampleIterator(UnaryIterator):
-    """One pass; draws a random number for each element, and counts those of each class."""
+    """One pass; draws a random number for each element, and counts the elements of each class."""
 
     def __init__(self, node: RejectionResample, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
@@ -483,6 +483,6 @@ def _check_together(target: tuple[float, ...], initial: tuple[float, ...]) -> No
     for each, (wanted, there) in enumerate(zip(target, initial, strict=True)):
         if wanted and not there:
             raise ValueError(
-                f"rejection_resample: target_dist has class {each}, whose probability in "
+                f"rejection_resample: target_dist has class {each}, but its probability in "
                 "initial_dist is 0"
             )

@@ -38,8 +38,8 @@ class Permutation:
 
     Up to two million numbers are shuffled, in 8 MB that the parts in a process share. More are
     enciphered, with no memory: a Feistel network (Luby and Rackoff, SIAM J.
-    Comput. 17, 1988) permutes the next larger power of 4, and is applied again to what comes out
-    too large (cycle walking; Black and Rogaway, CT-RSA 2002).
+    Comput. 17, 1988) permutes the next larger power of 4, and is applied again to numbers that come
+    out too large (cycle walking; Black and Rogaway, CT-RSA 2002).
 
     Args:
         length: The number of elements.

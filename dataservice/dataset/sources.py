@@ -101,7 +101,7 @@ class TensorSlices(IndexedSource):
 
     @property
     def has_static_spec(self) -> bool:
-        # Only the objects themselves tell what they are.
+        # Only the objects themselves tell their types.
         return not any(array.dtype.kind in "OT" for array in tree.flatten(self.arrays))
 
     def element(self, index: int) -> Any:
@@ -121,7 +121,7 @@ class Tensors(TensorSlices):
 
 
 def as_only_row(leaf: Any) -> np.ndarray[Any, Any]:
-    """Return an array whose only row is the given leaf."""
+    """Return an array with the given leaf as its only row."""
     array: np.ndarray[Any, Any] = tree.array_of(tree.on_host(leaf))[np.newaxis]
     return array
 

@@ -53,7 +53,7 @@ def flatten(element: Any, like: Any = None) -> list[Any]:
 
     Args:
         element: The element.
-        like: An element of the same structure, whose order of keys is used. By default each dict
+        like: An element of the same structure, for the order of keys. By default each dict
             of ``element`` has its own order.
     """
     if isinstance(element, _NUMPY):

@@ -80,13 +80,13 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
+def call(function: Callable[..., Any], element: Any, method: str) -> Any:
     """Call a user's function with an element.
 
     Args:
         function: Gets the element, or the members of a tuple as its arguments.
         element: The element.
-        whose: The transformation's name, for messages.
+        method: Name of the transformation, for messages.
 
     Raises:
         RuntimeError: It raised StopIteration, which would end the sequence silently.
@@ -95,25 +95,25 @@ def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
     try:
         return function(*element) if type(element) is tuple else function(element)
     except StopIteration as error:
-        raise RuntimeError(f"the function given to {whose} raised StopIteration") from error
+        raise RuntimeError(f"the function given to {method} raised StopIteration") from error
 
 
 _BOOLS = (bool, np.bool_)
 
 
-def call_predicate(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
+def call_predicate(predicate: Callable[..., Any], element: Any, method: str) -> bool:
     """Call a user's predicate with an element.
 
     Args:
         predicate: Gets the element, or the members of a tuple as its arguments.
         element: The element.
-        whose: The transformation's name, for messages.
+        method: Name of the transformation, for messages.
 
     Raises:
         InvalidArgumentError: It returned neither a bool nor a whole number.
         Exception: As :func:`call`.
     """
-    answer = call(predicate, element, whose)
+    answer = call(predicate, element, method)
     if isinstance(answer, _BOOLS):
         return bool(answer)
     answer = tree.on_host(answer)
@@ -121,32 +121,32 @@ def call_predicate(predicate: Callable[..., Any], element: Any, whose: str) -> b
         array = np.asarray(answer)
         if array.ndim == 0 and array.dtype.kind in "biu":
             return bool(array)
-    raise _wrong(predicate, whose, answer, "a bool")
+    raise _wrong(predicate, method, answer, "a bool")
 
 
-def call_int(function: Callable[..., Any], element: Any, whose: str) -> int:
+def call_int(function: Callable[..., Any], element: Any, method: str) -> int:
     """Call a user's function that returns a whole number with an element.
 
     Args:
         function: Gets the element, or the members of a tuple as its arguments.
         element: The element.
-        whose: The transformation's name, for messages.
+        method: Name of the transformation, for messages.
 
     Raises:
         InvalidArgumentError: It returned something else.
         Exception: As :func:`call`.
     """
-    answer = tree.on_host(call(function, element, whose))
+    answer = tree.on_host(call(function, element, method))
     try:
-        return whole(whose, "answer", answer)
+        return whole(method, "answer", answer)
     except TypeError:
-        raise _wrong(function, whose, answer, "a whole number") from None
+        raise _wrong(function, method, answer, "a whole number") from None
 
 
 def _wrong(
-    function: Callable[..., Any], whose: str, answer: Any, what: str
+    function: Callable[..., Any], method: str, answer: Any, wanted: str
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"the function {name_of(function)} given to {whose} returned {answer!r}: it must return "
-        f"{what}"
+        f"the function {name_of(function)} given to {method} returned {answer!r}: it must return "
+        f"{wanted}"
     )

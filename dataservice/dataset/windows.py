@@ -29,7 +29,7 @@ class Window(UnaryNode):
     Attributes:
         parent: The node below.
         size: Elements of a window.
-        shift: Elements from the beginning of a window to that of the next.
+        shift: Elements from the beginning of a window to the beginning of the next.
         stride: Elements from one of a window to the next.
         drop_remainder: Whether to leave out windows that the end of the sequence cuts short.
         make: Makes a Dataset of a node.
@@ -195,7 +195,7 @@ class _Needed:
 def _places_of(
     places: Iterator[Place], node: Window, length: int, windows: deque[_Needed]
 ) -> Iterator[Place]:
-    """Yield the places of the elements of windows. Append what each needs to a queue."""
+    """Yield the places of the elements of windows. Append the needs of each window to a queue."""
     held: set[int] = set()
     before = (-1, -1)
     for epoch, window in places:

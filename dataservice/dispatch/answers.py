@@ -56,7 +56,7 @@ class Answers:
     Args:
         endpoint: Sends notices to workers.
         registry: The dispatcher's state.
-        parcels: The pickled datasets, by id. Those that are forgotten are taken out.
+        parcels: The pickled datasets, by id. Forgotten datasets are removed.
         journal: Takes the changes; None keeps none.
         lock: Held by the callers of :meth:`release` and :meth:`park`.
     """

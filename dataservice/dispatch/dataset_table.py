@@ -12,9 +12,9 @@ from mpidist.errors import InvalidArgumentError, NotFoundError
 class DatasetTable:
     """The registered datasets, found by id, by name, and without a name by digest.
 
-    The digest is that of the pickle. Datasets of equal identity may differ in globals that their
-    functions use and in objects, so a dataset is not recognized by its identity: it is sent and
-    kept again if its pickle differs.
+    The digest is the hash of the pickle. Datasets of equal identity may differ in globals that
+    their functions use and in objects, so a dataset is not recognized by its identity: it is sent
+    and kept again if its pickle differs.
 
     Args:
         ids: Source of new ids.

@@ -286,7 +286,7 @@ class Dispatcher:
 
     @_handler
     def WorkerHeartbeat(self, request: Request) -> Reply:
-        """Answer with the tasks that a worker shall forget, and those that it shall begin."""
+        """Answer with the tasks that a worker shall forget, and the tasks that it shall begin."""
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
         # It may have registered before this dispatcher was started again.

@@ -1,4 +1,4 @@
-"""The jobs of a dispatcher, their iterations, and what the consumers of a job agree on. Pure."""
+"""The jobs of a dispatcher, their iterations, and the agreed terms of their consumers. Pure."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def check_index_is_free(iteration: Iteration, index: int) -> None:
 
 
 def _described(terms: pb.Terms) -> str:
-    """Describe terms in words: those that are not the default."""
+    """Describe in words the terms that are not the default."""
     words = [pb.ShardingPolicy.Name(terms.policy)]
     if not mode_of(terms).is_default:
         words.append(f"consumption {mode_of(terms).name}")

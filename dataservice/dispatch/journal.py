@@ -66,8 +66,8 @@ _REMEDIES: dict[type[OpError], str] = {
     ResourceExhaustedError: "the disk or a quota is full, or a file has reached its limit "
     "(ulimit -f); make room and try again",
     DataLossError: "the journal is damaged; put a copy of the directory in its place, or move it "
-    "away and start without what it held",
-    PermissionDeniedError: "let this user read and write the directory and what is in it, or give "
+    "away and start without its contents",
+    PermissionDeniedError: "let this user read and write the directory and its files, or give "
     "another directory",
     FailedPreconditionError: "give a directory that this user can make, read and write, on a file "
     "system with locks",
@@ -313,7 +313,7 @@ class Journal:
         return [name for name in names if re.fullmatch(r"file-\d+", name) and name not in used]
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove files that no state refers to. A later start removes those that remain."""
+        """Remove files that no state refers to. A later start removes the files that remain."""
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._folder)

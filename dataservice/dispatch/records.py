@@ -75,7 +75,7 @@ class Job:
         name: Its name.
         dataset: Its dataset.
         terms: The options that all its consumers agree on.
-        iterations: Those that go on, by repetition.
+        iterations: The iterations that go on, by repetition.
         finished: The repetitions that have ended.
     """
 

@@ -357,7 +357,7 @@ class Registry:
         ]
 
     def end_save(self, iteration: Iteration) -> None:
-        """Forget a save whose end is on the disk."""
+        """Forget a save after its end is on the disk."""
         if iteration.id in self.jobs.iterations:
             self._forget(iteration)
 

@@ -57,7 +57,7 @@ class Scheduler:
     Args:
         ids: Source of new ids.
         outcome: Takes the changes.
-        worker_addresses: Those that static sharding counts on.
+        worker_addresses: Addresses of the workers for static sharding.
 
     Attributes:
         slots: The slots of workers under static sharding.

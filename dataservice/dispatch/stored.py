@@ -218,7 +218,8 @@ def _restore_part(registry: Registry, key: int, data: bytes, _: float) -> None:
     if not stored.task_id:
         return
     if stored.lost and stored.worker_id not in registry.workers:
-        # The worker is forgotten, but clients are still to say what they hold of the part.
+        # The worker is forgotten, but clients still have to report the elements that they hold of
+        # the part.
         worker = Worker(stored.worker_id, stored.address, "", (), 0.0)
     else:
         worker = registry.workers[stored.worker_id]

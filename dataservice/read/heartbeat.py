@@ -25,13 +25,13 @@ class Heartbeat:
 
     Args:
         dispatcher: Calls the dispatcher.
-        buffer: The elements whose consumption is reported.
+        buffer: The buffer. Its consumed elements are reported.
         mode: The mode of consumption, which says how consumed elements are reported.
 
     Attributes:
         client_id: The dispatcher's number of this consumer.
         settled: Lost tasks of which no element is taken any more.
-        unreachable: Tasks whose worker does not answer.
+        unreachable: Tasks of workers that do not answer.
         due: When to send the next heartbeat, on the clock of ``time.monotonic()``.
         sent: When the unanswered heartbeat was sent; None if all have been answered.
         at_end: Whether the last heartbeat asks if the iteration has ended.

@@ -38,7 +38,7 @@ class _Place:
 
     Attributes:
         round: The round.
-        part: The part whose turn it is.
+        part: The part of the next element.
         number: The number of elements of all parts before this place.
     """
 

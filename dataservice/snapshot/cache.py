@@ -1,4 +1,4 @@
-"""The file of a ``cache``: one chunk, whose state has the offsets of the elements.
+"""The file of a ``cache``: one chunk. Its state has the offsets of the elements.
 
 The file is written under another name, and gets its own when it is complete. It is locked while it
 is written. A later writer recognises the files of killed processes by the missing lock, and removes
@@ -24,7 +24,7 @@ from dataservice.snapshot.reader import ChunkReader
 from dataservice.snapshot.writer import BUFFER_BYTES, ChunkWriter
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-# The state has the number of elements, their offsets and that of the end, and the summary.
+# The state has the number of elements, their offsets, the offset of the end, and the summary.
 _OFFSET = np.dtype("<u8")
 _HEAD = format.head(b"cache".ljust(16), 0, 0)
 _PART = re.compile(r"\.part-\d+-[0-9a-f]{8}")
@@ -80,7 +80,7 @@ class CacheWriter:
         if not self._finalizer.alive:
             return
         self._offsets.append(self._chunk.file.tell())
-        # The summary may name files whose names are not UTF-8.
+        # The summary may have file names that are not UTF-8.
         summary = self._summary.encode("utf-8", "surrogatepass")
         index = np.array(self._offsets, _OFFSET).tobytes() + summary
         try:

@@ -116,7 +116,7 @@ def head(identity: bytes, stream: int, number: int) -> bytes:
 
 
 def tail(offset: int) -> bytes:
-    """Return the last bytes of a chunk with a state, whose record begins at ``offset``."""
+    """Return the last bytes of a chunk. The record of its state begins at ``offset``."""
     return TAIL.pack(offset, _MAGIC)
 
 

@@ -226,7 +226,7 @@ def finish(path: str) -> int:
         The number of elements.
 
     Raises:
-        DataLossError: Chunks are missing, or differ from those that the writers committed.
+        DataLossError: Chunks are missing, or differ from the committed chunks.
         FailedPreconditionError: A stream is not finished, or a file cannot be written.
         OpError: The save has failed.
     """

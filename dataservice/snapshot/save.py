@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # A save without checkpoints cannot be resumed: the states that its chunks hold are empty.
 _NO_STATE = b""
-# The beginning of the states of saves with checkpoints, which tells them from those of workers.
+# The beginning of the states of saves with checkpoints, which distinguishes them from states of
+# workers.
 _HEAD = b"position of Dataset.save\n"
 
 
@@ -146,7 +147,7 @@ class _Shards:
     """Assigns elements to streams.
 
     Args:
-        count: The number of streams. None means one, or those that the function needs.
+        count: The number of streams. None means one, or as many as the function needs.
         function: Returns the number of an element's shard. None deals elements out in turn.
 
     Attributes:
@@ -183,7 +184,7 @@ class _Streams:
         self._folder = folder
         self._chunk_bytes = chunk_bytes
         self._stack = ExitStack()
-        # Attempts have ascending numbers. Nothing counts those of saves that were interrupted.
+        # Attempts have ascending numbers. Nothing counts the attempts of interrupted saves.
         self._attempt = time.time_ns()
 
     def __enter__(self) -> _Streams:

@@ -84,7 +84,7 @@ class StreamWriter:
     Args:
         path: The folder of the snapshot, which exists.
         stream: The stream.
-        attempt: A number higher than those of all attempts before. Earlier attempts can commit
+        attempt: A number above the numbers of all earlier attempts. Earlier attempts can commit
             nothing from now on, even if their processes still run.
         chunk_bytes: The size at which a chunk is full.
 

@@ -344,7 +344,7 @@ class RetainingBuffer(ElementBuffer):
 
     Consumers request elements by index, and may request the same element again.
 
-    The other arguments are those of :class:`ElementBuffer`.
+    The other arguments are described at :class:`ElementBuffer`.
 
     Args:
         finished: Called once, when the number of elements is known.
@@ -470,7 +470,7 @@ class CrossTrainerBuffer(RetainingBuffer):
     The fastest trainer moves the window. Slower trainers skip the elements that have left the
     window. All clients of a trainer, at the same time or later, share one position.
 
-    The other arguments are those of :class:`ElementBuffer`.
+    The other arguments are described at :class:`ElementBuffer`.
 
     Args:
         window_bytes: Size of the window, without the elements ahead of the fastest trainer.
@@ -529,7 +529,7 @@ class FirstComeBuffer(ElementBuffer):
 
     If a client leaves, its unacknowledged elements go to other clients.
 
-    The other arguments are those of :class:`ElementBuffer`.
+    The other arguments are described at :class:`ElementBuffer`.
 
     Args:
         finished: Called when the part has ended and all elements have been sent. If sent elements

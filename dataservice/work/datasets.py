@@ -39,7 +39,7 @@ class Datasets:
         self._kept: OrderedDict[tuple[int, ...], Future[Node]] = OrderedDict()
 
     def get(self, lease: pb.Task, dispatcher: RpcClient) -> Node:
-        """Return what a task evaluates.
+        """Return the dataset of a task.
 
         Args:
             lease: The task.
@@ -99,6 +99,6 @@ class Datasets:
                 self._where,
                 _DATASETS,
             )
-            # Functions that were pickled by value refer to themselves, and what they hold may be
+            # Functions that were pickled by value refer to themselves, and their objects may be
             # large, though it is few objects: by itself, garbage is collected late.
             gc.collect()

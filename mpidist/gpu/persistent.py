@@ -18,7 +18,7 @@ _warned: list[str] = []
 
 
 def allocate_persistent(device: int, size: int, dtype: np.dtype[Any], owner: str) -> Any:
-    """Return a flat CuPy array, not initialized, whose memory the device gets back at its end.
+    """Return a flat CuPy array, not initialized. Its end returns the memory to the device.
 
     CuPy's pool would keep the memory for this process.
 

@@ -66,7 +66,8 @@ class _Tensor:
     """A tensor in a safetensors file.
 
     Attributes:
-        dtype: Name of the dtype: NumPy's, or that of safetensors if NumPy does not know the dtype.
+        dtype: Name of the dtype: NumPy's, or the name in safetensors if NumPy does not know the
+            dtype.
         shape: The shape.
         start: Offset of the data in the file in bytes.
     """

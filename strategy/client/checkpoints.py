@@ -225,12 +225,12 @@ def _fetch(connection: Connection, path: str, nbytes: int) -> None:
 
 
 def _variables_of(connection: Connection) -> Sequence[pb.ServedVariable]:
-    """Return all variables of a ps task, also those of other workers."""
+    """Return all variables of a ps task, also the variables of other workers."""
     return pb.VariablesReply.FromString(connection.call("Variables", b"").body).variables
 
 
 def _send_variable(connection: Connection, number: int, found: saved.Saved) -> None:
-    """Replace the values and slots of a variable on a ps task by those of a checkpoint."""
+    """Replace the values and slots of a variable on a ps task by the arrays of a checkpoint."""
     slots = {name: slot.dtype.name for name, slot in found.slots.items()}
     state = pb.VariableState(slots=slots, steps=found.steps)
     # One array after the other, because this process and the ps task collect a whole array.

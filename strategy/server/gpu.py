@@ -115,7 +115,7 @@ class Gpu:
 
         Args:
             values: A C-contiguous array.
-            dtype: Dtype of the result: that of ``values``, or float32 for halves.
+            dtype: Dtype of the result: the dtype of ``values``, or float32 for halves.
         """
         self._staged += values.nbytes
         if self._staged > STAGED_BYTES:

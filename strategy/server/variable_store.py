@@ -282,7 +282,7 @@ class VariableStore:
         gpu = None if index is None else self._gpus[index]
         try:
             if gpu is not None:
-                # The GPU first: its memory goes back after an error, that of the host does not.
+                # The GPU first: its memory goes back after an error, host memory does not.
                 with gpu.working("allocating memory"):
                     owner = f"variable {asked.name!r}"
                     values = gpu.array(layout.size, wide_dtype(layout), owner)

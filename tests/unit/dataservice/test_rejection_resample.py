@@ -112,7 +112,11 @@ def test_passes_and_runs():
         ((int, [1, np.nan]), ValueError, "finite numbers .* as target_dist, not"),
         ((int, [1, 1], [np.inf, 1]), ValueError, "finite numbers .* as initial_dist, not"),
         ((int, [1, 1], [1]), ValueError, "target_dist has 2 classes, and initial_dist 1"),
-        ((int, [1, 1], [1, 0]), ValueError, "has class 1, whose probability in initial_dist is 0"),
+        (
+            (int, [1, 1], [1, 0]),
+            ValueError,
+            "has class 1, but its probability in initial_dist is 0",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, error, message):

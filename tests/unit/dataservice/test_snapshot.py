@@ -305,7 +305,7 @@ def test_a_wait_is_reported(tmp_path, monkeypatch):
         logging.getLogger("dataservice.stall").removeHandler(reports)
     (text,) = reports.texts
     assert text.startswith(f"the load of the snapshot {str(path)!r} has waited ")
-    assert "for its beginning: does somebody save it" in text
+    assert "for its beginning: check that a process saves the snapshot" in text
 
 
 def test_a_wait_that_is_given_up(tmp_path):
