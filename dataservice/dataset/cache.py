@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -234,10 +233,23 @@ class CacheIterator(ElementIterator):
             self._parent.set_state(below[0])
             self._give_up()  # the first elements are not here
         elif self._kept is None:
-            while self._given < given:
-                with suppress(Exception):  # raised where the state was taken
-                    next(self)
+            self._skip_to(given)
         self._given = given
+
+    def _skip_to(self, given: int) -> None:
+        """Cache elements until ``given`` are cached, or the node below ends."""
+        failure: Exception | None = None
+        while self._given < given:
+            try:
+                next(self)
+            except StopIteration:
+                return
+            except Exception as error:
+                # Errors were raised before the state was taken. An error that ended the pass then
+                # is raised again by each call.
+                if error is failure and not self.goes_on(error):
+                    raise
+                failure = error
 
     def close(self) -> None:
         self._give_up()

@@ -45,6 +45,7 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.indexed import Map, mapped
 from dataservice.dataset.processes import RemoteFunction
+from dataservice.stall import SlowWait
 from mpidist.errors import FailedPreconditionError
 
 AUTOTUNE = -1
@@ -66,6 +67,9 @@ def usable_cores() -> int:
 # Python may collect garbage while it is held, and a finalizer closes a lane. No thread is started
 # under it, because the new thread may run such a finalizer first. No code of users runs under it.
 _LOCK = threading.RLock()
+_SLOW = (
+    "its next element: a function of the dataset is slow or hangs, or its source does not answer"
+)
 _NOT_READY = object()
 
 
@@ -170,8 +174,10 @@ class ReadAhead:
             StopIteration: No call is left, the pass is over, or the scope has been closed.
             Exception: The error of the call. The error that ended the pass is raised each time.
         """
-        while (result := self._ready_result()) is _NOT_READY:
-            self._wait()
+        if (result := self._ready_result()) is _NOT_READY:
+            slow_wait = SlowWait("an iterator of a dataset", lambda: _SLOW)
+            while (result := self._ready_result()) is _NOT_READY:
+                self._wait(slow_wait)
         if isinstance(result, Over):
             result = result.failure
             if result is None:
@@ -233,15 +239,16 @@ class ReadAhead:
                 self._calls.remove(call)
             return call.result
 
-    def _wait(self) -> None:
+    def _wait(self, slow_wait: SlowWait) -> None:
         """Wait until a call is done. If no thread can run the next call, run it here."""
+        slow_wait.check()
         lane = self._lane
         with _LOCK:
             if lane.closed or self._first_done() is not None:
                 return
             if lane.runners or lane.pauses or lane.pool.has_free_thread:
                 lane.awaited = self._calls[0] if self._in_order else None
-                lane.changed.wait()
+                lane.changed.wait(min(slow_wait.due_s, threading.TIMEOUT_MAX))
                 lane.awaited = None  # the lane must not keep the result alive
                 return
         if lane.run_next():

@@ -136,3 +136,13 @@ def test_a_worker_without_a_dispatcher_yet(stall_after, reports):
     assert text.startswith("data worker inproc://localhost:")
     assert "s for the dispatcher at inproc://localhost:4812, which does not answer" in text
     assert text.endswith("This fails after 60 s")
+
+
+def test_a_read_ahead_reports_a_slow_function(stall_after, reports):
+    stall_after(1e-9)
+    done = threading.Event()
+    reports.then = done.set
+    dataset = Dataset.range(1).map(lambda x: x if done.wait(60) else None, num_parallel_calls=2)
+    assert [int(x) for x in dataset] == [0]
+    assert reports.texts[0].startswith("an iterator of a dataset has waited ")
+    assert "a function of the dataset is slow or hangs" in reports.texts[0]
