@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import cloudpickle
 from numpy.typing import NDArray
@@ -228,6 +228,7 @@ class Connection:
         self.siblings: Sequence[Connection] = (self,)
         self.pushing_to_all = threading.RLock()
         self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._dropped: deque[int] = deque()  # rules of optimizers that no longer exist
         self._sequence = 0
         self._closed = False
         self._pushing = threading.Lock()
@@ -339,11 +340,18 @@ class Connection:
         self.call("Abandon", pb.AbandonRequest(variable=variable, connection=self.number))
 
     def rule_of(self, optimizer: Optimizer) -> int:
-        """Return the number of an optimizer in pushes. The first call registers the optimizer."""
+        """Return the number of an optimizer in pushes.
+
+        The first call registers the optimizer, and tells the server which ones no longer exist.
+        """
         rule = self._rules.get(optimizer)
         if rule is None:
-            reply = self.call("Configure", definition(optimizer))
-            rule = self._rules[optimizer] = pb.ConfigureReply.FromString(reply.body).rule
+            asked = pb.ConfigureRequest(optimizer=definition(optimizer), connection=self.number)
+            while self._dropped:  # the garbage collector may append meanwhile
+                asked.dropped.append(self._dropped.popleft())
+            rule = pb.ConfigureReply.FromString(self.call("Configure", asked).body).rule
+            self._rules[optimizer] = rule
+            finalize(optimizer, self._dropped.append, rule).atexit = False
         return rule
 
     @property

@@ -138,6 +138,16 @@ class AbandonRequest(_message.Message):
     connection: int
     def __init__(self, variable: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
+class ConfigureRequest(_message.Message):
+    __slots__ = ("optimizer", "connection", "dropped")
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    optimizer: OptimizerDef
+    connection: int
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, optimizer: _Optional[_Union[OptimizerDef, _Mapping]] = ..., connection: _Optional[int] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class OptimizerDef(_message.Message):
     __slots__ = ("kind", "values", "name", "schedule", "function", "slots")
     class ValuesEntry(_message.Message):

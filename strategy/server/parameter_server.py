@@ -127,10 +127,9 @@ class ParameterServer:
         self._store = VariableStore(host, index)
         self._directory = Directory()
         name = f"ps {index}"
-        self._rules = Rules(name)
         self._metrics = task_metrics("ps", index)
         self._coordinator = SyncCoordinator(self._store, host)
-        self._pushes = Pushes(name, self._store, self._rules, self._metrics, self._forget)
+        self._pushes = Pushes(name, self._store, Rules(name), self._metrics, self._forget)
         self._reads = Reads(self._store, self._metrics)
         self._checkpoints = ServedCheckpoints(self._store, self._pushes, self._metrics)
         self._endpoint = host.endpoint
@@ -143,7 +142,7 @@ class ParameterServer:
                 "Undefine": self._directory.undefine,
                 "CreateVariable": self._store.create,
                 "Abandon": self._store.abandon,
-                "Configure": self._rules.configure,
+                "Configure": self._pushes.configure,
                 "PushSlice": self._pushes.take_slice,
                 "Push": self._pushes.push,
                 "Hold": self._pushes.hold,

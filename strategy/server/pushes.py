@@ -161,8 +161,8 @@ _MAX_TARGETS = 256
 class TargetCache:
     """The targets of recent pushes, by the entries of their messages.
 
-    Most pushes change the same variables as an earlier push. Variables and rules are never removed
-    from the server, so their targets stay valid.
+    Most pushes change the same variables as an earlier push. Variables are never removed from the
+    server, and numbers of rules are not used again, so the targets stay valid.
 
     Args:
         variables: The variables of the server, by number.
@@ -190,6 +190,10 @@ class TargetCache:
                 self._known.clear()
             known = self._known[entries] = self._grouped(unpack_entries(entries))
         return known
+
+    def clear(self) -> None:
+        """Drop all targets, which keep rules alive that workers no longer use."""
+        self._known.clear()
 
     def _grouped(self, entries: Sequence[Entry]) -> list[Target]:
         targets: list[Target] = []
@@ -476,12 +480,21 @@ class Pushes:
         self._server = server
         self._store = store
         self._applier = Applier(server, store, metrics)
+        self._rules = rules
         self._targets = TargetCache(store.variables, rules)
         self._metrics = metrics
         self._steps: dict[Training, _Steps] = {}
         self._cut: Cut | None = None
         self._forget = forget
         self._continuing = self._continue_again = False
+
+    def configure(self, request: Request) -> Reply:
+        """Register an optimizer, and drop those that the worker no longer has."""
+        asked = pb.ConfigureRequest.FromString(request.body)
+        if asked.dropped:
+            self._rules.drop(asked.connection, asked.dropped)
+            self._targets.clear()
+        return Reply(pb.ConfigureReply(rule=self._rules.configure(asked)).SerializeToString())
 
     def take_slice(self, request: Request) -> None:
         """Keep a slice of a large push until the push arrives."""
@@ -719,4 +732,6 @@ class Pushes:
         if not connection.is_closed or connection.unfinished:
             return
         self._store.detach(number)
+        self._rules.forget(number)
+        self._targets.clear()
         self._forget(number, connection.strategy)

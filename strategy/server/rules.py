@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cloudpickle
 import numpy as np
 
-from mpidist import Reply, Request, errors
+from mpidist import errors
 from mpidist.buffers.compiling import can_compile
 from strategy import rules
 from strategy.optimizers import BY_NAME, Function, Optimizer
@@ -158,8 +158,25 @@ _PLAIN: dict[int, Plain] = {
 }
 
 
+@dataclass
+class _Registered:
+    """An optimizer that workers use.
+
+    Attributes:
+        optimizer: The optimizer.
+        content: The serialized definition.
+        uses: The connections with an optimizer of this definition, once for each.
+    """
+
+    optimizer: Configured
+    content: bytes
+    uses: list[int] = field(default_factory=list)
+
+
 class Rules:
     """The update rules of a server: the plain rules (assign, add and the like), and optimizers.
+
+    An optimizer is removed when no worker uses it any more. Its number is not used again.
 
     Args:
         server: Name of the server, for messages.
@@ -167,19 +184,41 @@ class Rules:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        self._optimizers: list[Configured] = []
+        self._next = int(pb.FIRST_OPTIMIZER)
+        self._optimizers: dict[int, _Registered] = {}
         self._numbers: dict[bytes, int] = {}  # numbers of rules, by serialized definition
 
-    def configure(self, request: Request) -> Reply:
-        """Register an optimizer. Reply with the number of its rule."""
-        asked = pb.OptimizerDef.FromString(request.body)
-        content = asked.SerializeToString(deterministic=True)  # map fields have no fixed order
+    def configure(self, asked: pb.ConfigureRequest) -> int:
+        """Register an optimizer. Return the number of its rule.
+
+        Raises:
+            InvalidArgumentError: A hyperparameter is unknown or out of its range.
+            UnimplementedError: The optimizer does not exist.
+        """
+        # Map fields have no fixed order.
+        content = asked.optimizer.SerializeToString(deterministic=True)
         number = self._numbers.get(content)
         if number is None:
-            self._optimizers.append(Configured(asked, self._server))
-            number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
-            self._numbers[content] = number
-        return Reply(pb.ConfigureReply(rule=number).SerializeToString())
+            optimizer = Configured(asked.optimizer, self._server)
+            number = self._numbers[content] = self._next
+            self._next += 1
+            self._optimizers[number] = _Registered(optimizer, content)
+        self._optimizers[number].uses.append(asked.connection)
+        return number
+
+    def drop(self, connection: int, numbers: Sequence[int]) -> None:
+        """End one use of each optimizer by a connection."""
+        for number in numbers:
+            registered = self._optimizers.get(number)
+            if registered is not None and connection in registered.uses:
+                registered.uses.remove(connection)
+                if not registered.uses:
+                    del self._optimizers[number], self._numbers[registered.content]
+
+    def forget(self, connection: int) -> None:
+        """End all uses by a connection, which was closed."""
+        for number, registered in list(self._optimizers.items()):
+            self.drop(connection, [number] * registered.uses.count(connection))
 
     def find(self, number: int, shard: Shard) -> Plain | Configured:
         """Return the rule for changes of a variable.
@@ -198,10 +237,10 @@ class Rules:
                     f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
                 )
             return _PLAIN[number]
-        index = number - pb.FIRST_OPTIMIZER
-        if not 0 <= index < len(self._optimizers):
+        registered = self._optimizers.get(number)
+        if registered is None:
             raise errors.InvalidArgumentError(f"{self._server} has no rule {number}")
-        optimizer = self._optimizers[index]
+        optimizer = registered.optimizer
         if not shard.layout.is_floating:
             raise errors.InvalidArgumentError(
                 f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "

@@ -1,4 +1,4 @@
-"""Promises of parameter servers that 0.1 does not keep; the rewrite of strategy mends them."""
+"""Promises of parameter servers that 0.1 did not keep."""
 
 import gc
 import subprocess
@@ -9,12 +9,6 @@ import numpy as np
 import pytest
 
 from strategy import ParameterServerStrategy, Variable, get_variable, optimizers
-
-
-def defect(number, text):
-    return pytest.mark.xfail(
-        strict=True, reason=f"issue 29, number {number}: {text}; mended by the rewrite of strategy"
-    )
 
 
 @pytest.fixture
@@ -114,7 +108,6 @@ def test_a_learning_rate_can_be_changed(local):
     np.testing.assert_array_equal(w, np.full((100, 4), -0.75))
 
 
-@defect(23, "the ps keeps the rule of each optimizer")
 def test_optimizers_that_are_gone_leave_no_rules_on_the_ps(local):
     """Their schedules hold 100 KB each, so that a rule that stays shows in the memory."""
     w = table(local)

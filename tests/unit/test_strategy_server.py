@@ -247,23 +247,44 @@ def test_what_a_server_refuses(make):
     address = cluster.servers[0].endpoint.address
     endpoint = strategy.global_step.remotes[0].connection._host.endpoint
 
-    def call(method, message):
-        return endpoint.call(address, f"ps/{method}", message.SerializeToString()).result(30)
+    def configure(optimizer):
+        body = pb.ConfigureRequest(optimizer=optimizer).SerializeToString()
+        return endpoint.call(address, "ps/Configure", body).result(30)
 
     with pytest.raises(errors.UnimplementedError, match=r"ps 0 has no optimizer 'Magic'.*Adam"):
-        call("Configure", pb.OptimizerDef(kind="Magic"))
+        configure(pb.OptimizerDef(kind="Magic"))
     for values, problem in (
         ({"l1": -1.0}, "Ftrl: l1 must not be negative"),
         ({"l3": 1.0}, "Ftrl: .* unexpected keyword argument 'l3'"),
     ):
         with pytest.raises(errors.InvalidArgumentError, match=problem):
-            call("Configure", pb.OptimizerDef(kind="Ftrl", name="Ftrl", values=values))
+            configure(pb.OptimizerDef(kind="Ftrl", name="Ftrl", values=values))
     rules = [
-        pb.ConfigureReply.FromString(call("Configure", definition(optimizer)).body).rule
+        pb.ConfigureReply.FromString(configure(definition(optimizer)).body).rule
         for optimizer in (optimizers.SGD(), optimizers.Adam(), optimizers.SGD())
     ]
     assert rules[0] == rules[2] != rules[1]
     assert min(rules) >= pb.FIRST_OPTIMIZER
+
+
+def test_an_optimizer_of_one_worker_outlives_its_equal_of_another(make):
+    cluster = make()
+    strategies = [cluster.worker(i) for i in range(2)]
+    mine, yours = (variable(one, "v", 3, "zeros") for one in strategies)
+
+    def push(optimizer, target):
+        optimizer.apply_gradients([(np.ones(3), target)]).wait()
+
+    kept = optimizers.SGD(1.0)
+    push(kept, yours)
+    for _ in range(3):  # the old optimizer is dropped when the next one is registered
+        push(optimizers.SGD(1.0), mine)
+        push(optimizers.Adam(0.0), mine)
+    push(kept, yours)
+    np.testing.assert_array_equal(yours, np.full(3, -5.0))
+    strategies[0].close()
+    push(kept, yours)
+    np.testing.assert_array_equal(yours, np.full(3, -6.0))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
