@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from dataservice.stall import SlowWait
+from dataservice.monitoring import SlowWait
 from dataservice.wire import Array
 from mpidist import Endpoint, Reply, Work
 from mpidist.errors import (

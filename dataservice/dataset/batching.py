@@ -26,7 +26,14 @@ from dataservice.dataset.base import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.spec import ArraySpec, Spec, batched, spec_of, unbatched, unknown_lengths
+from dataservice.dataset.spec import (
+    ArraySpec,
+    Spec,
+    batched,
+    spec_of,
+    unbatched,
+    unknown_lengths,
+)
 from dataservice.dataset.user_functions import call
 from mpidist.errors import InvalidArgumentError, type_name
 

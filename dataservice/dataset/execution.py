@@ -45,7 +45,7 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.indexed import Map, mapped
 from dataservice.dataset.processes import RemoteFunction
-from dataservice.stall import SlowWait
+from dataservice.monitoring import SlowWait
 from mpidist.errors import FailedPreconditionError
 
 AUTOTUNE = -1

@@ -26,11 +26,11 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.user_functions import check_path, name_of
+from dataservice.monitoring import SlowWait
 from dataservice.snapshot import metadata
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Progress
 from dataservice.snapshot.reader import ChunkReader, open_chunk
-from dataservice.stall import SlowWait
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,

@@ -25,7 +25,7 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.spec import ArraySpec, Spec, spec_of
 from dataservice.dataset.user_functions import call, call_int, call_predicate, name_of
-from dataservice.metrics import own_metrics
+from dataservice.monitoring import own_metrics
 from mpidist.errors import InvalidArgumentError
 
 

@@ -11,10 +11,9 @@ from google.protobuf.message import Message
 
 from dataservice.dispatch.end_of_epoch import dismiss_if_done, is_asked_for
 from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.messages import iteration_response, record_of
 from dataservice.dispatch.records import Client, Key, Outcome, Record
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.responses import iteration_response
-from dataservice.dispatch.stored import record_of
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist import LATER, Endpoint, Reply, Request

@@ -17,15 +17,15 @@ from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.end_of_epoch import dismiss_if_done, lease_s
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Iteration, Timeouts
-from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.responses import (
+from dataservice.dispatch.messages import (
     iteration_response,
+    restore,
     state_response,
     status_response,
     task_response,
 )
-from dataservice.dispatch.stored import restore
+from dataservice.dispatch.records import Iteration, Timeouts
+from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel

@@ -10,13 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from dataservice.consumption import SNAPSHOT
-from dataservice.dispatch.dataset_table import DatasetTable
 from dataservice.dispatch.end_of_epoch import is_away, is_waited_for
-from dataservice.dispatch.job_table import (
-    JobTable,
-    check_index_is_free,
-    taken_back,
-)
 from dataservice.dispatch.records import (
     Client,
     Dataset,
@@ -30,6 +24,12 @@ from dataservice.dispatch.records import (
 )
 from dataservice.dispatch.scheduler import Scheduler
 from dataservice.dispatch.splits import next_split
+from dataservice.dispatch.tables import (
+    DatasetTable,
+    JobTable,
+    check_index_is_free,
+    taken_back,
+)
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError

@@ -23,12 +23,11 @@ from dataservice.consumption import (
     FIRST_COME,
     Mode,
 )
-from dataservice.metrics import own_metrics
+from dataservice.monitoring import SlowWait, own_metrics
 from dataservice.options import JobOptions
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.order import Order, Plan
-from dataservice.stall import SlowWait
 from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
 
@@ -87,6 +86,7 @@ class ElementBuffer(ABC):
 
     def __init__(self, user: str) -> None:
         self._user = user
+        self._metrics = own_metrics()
         self._changed = threading.Condition()
         self._user_waits = False
         self.closed = False
@@ -212,7 +212,7 @@ class ElementBuffer(ABC):
         finally:
             waited_s = time.monotonic() - began
             self.waited_s += waited_s
-            own_metrics().values["data_waited_s"] += waited_s
+            self._metrics.values["data_waited_s"] += waited_s
         if self.closed:
             raise StopIteration
         if not found:
@@ -220,16 +220,21 @@ class ElementBuffer(ABC):
 
     def _wait_until(self, holds: Callable[[], bool]) -> bool:
         """Wait, with the lock held, for a condition. Return False if the buffer ends first."""
-        slow_wait = SlowWait(self._user, lambda: self.waits_for())
+        began, waits = time.monotonic(), 0
+        slow_wait: SlowWait | None = None
+        limit_s = _ALIVE_PERIOD_S
         self._user_waits = True
         try:
             while not holds():
                 if self.over or self.closed:
                     return False
-                limit_s = min(_ALIVE_PERIOD_S, slow_wait.due_s)
+                if waits:  # most waits end at the first notification
+                    slow_wait = slow_wait or SlowWait(self._user, self.waits_for, began)
+                    slow_wait.check()
+                    limit_s = min(_ALIVE_PERIOD_S, slow_wait.due_s)
+                waits += 1
                 if not self._changed.wait(limit_s) and not self.is_fetched() and not self.over:
                     raise RuntimeError("the thread that fetches elements has died")
-                slow_wait.check()
             return True
         finally:
             self._user_waits = False

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dataservice.errors import code_and_message
+from dataservice.errors import WithdrawnError, code_and_message
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot.writer import StreamWriter
 from dataservice.work.checkpoints import Checkpoints
-from dataservice.work.errors import WithdrawnError
 from mpidist.errors import AbortedError, UnimplementedError
 
 # The longest time between two commits, for readers of the unfinished snapshot and for workers that

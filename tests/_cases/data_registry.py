@@ -1,8 +1,8 @@
 """A registry that a test plays the dispatcher, the workers and the consumers of."""
 
+from dataservice.dispatch.messages import iteration_response
 from dataservice.dispatch.records import Timeouts
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.responses import iteration_response
 from dataservice.proto import dataservice_pb2 as pb
 
 TIMEOUTS = Timeouts(worker_s=10, client_s=20, iteration_s=30)

@@ -151,7 +151,7 @@ class Reports(logging.Handler):
 
 def test_a_consumer_says_what_it_has_waited_for(world, monkeypatch):
     reports = Reports(world)
-    logger = logging.getLogger("dataservice.stall")
+    logger = logging.getLogger("dataservice.monitoring")
     logger.addHandler(reports)
     with service(world, workers=[1]) as target:
         if world.rank == 0:

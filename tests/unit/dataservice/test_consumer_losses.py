@@ -6,7 +6,7 @@ import pytest
 from _cases.data_consumer import Script, bounds
 
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read import heartbeat
+from dataservice.read import fetcher
 from mpidist.errors import (
     AbortedError,
     CancelledError,
@@ -155,7 +155,7 @@ def test_who_has_something_left_does_not_ask_about_the_end(make_script):
 
 
 def test_who_is_asked_whether_it_is_there_says_so_at_once(make_script, monkeypatch):
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 1000)
+    monkeypatch.setattr(fetcher, "HEARTBEAT_S", 1000)
     script = make_script()
     script.asked()
     for _ in range(3):

@@ -8,7 +8,7 @@ import pytest
 from dataservice import Dataset
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import pack_dataset
-from dataservice.work.datasets import Datasets
+from dataservice.work.worker import Datasets
 from mpidist import Reply
 from mpidist.errors import CancelledError, UnavailableError
 

@@ -7,8 +7,8 @@ import time
 from _cases.data_registry import TIMEOUTS, Play, ranges, terms_of
 
 from dataservice import Dataset, distribute
+from dataservice.dispatch.messages import record_of, restore
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.stored import record_of, restore
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 

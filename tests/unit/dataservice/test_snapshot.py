@@ -298,11 +298,11 @@ def test_a_wait_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.01))
     path = tmp_path / "snapshot"
     reports = Reports(lambda: Dataset.range(3).save(path))
-    logging.getLogger("dataservice.stall").addHandler(reports)
+    logging.getLogger("dataservice.monitoring").addHandler(reports)
     try:
         assert numbers(Dataset.load(path, wait=True)) == [0, 1, 2]
     finally:
-        logging.getLogger("dataservice.stall").removeHandler(reports)
+        logging.getLogger("dataservice.monitoring").removeHandler(reports)
     (text,) = reports.texts
     assert text.startswith(f"the load of the snapshot {str(path)!r} has waited ")
     assert "for its beginning: check that a process saves the snapshot" in text

@@ -8,7 +8,7 @@ import pytest
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from dataservice.config import stall_s
-from dataservice.stall import SlowWait
+from dataservice.monitoring import SlowWait
 from mpidist.config import Config
 
 RELEASED = {}
@@ -36,7 +36,7 @@ class Reports(logging.Handler):
 @pytest.fixture
 def reports():
     handler = Reports()
-    logger = logging.getLogger("dataservice.stall")
+    logger = logging.getLogger("dataservice.monitoring")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)

@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dataservice.dispatch.messages import iteration_response, part_state, record_of, restore
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.responses import iteration_response
-from dataservice.dispatch.stored import part_state, record_of, restore
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist.errors import Error

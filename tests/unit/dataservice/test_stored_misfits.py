@@ -8,8 +8,8 @@ from _cases.data_registry import TIMEOUTS, Play
 
 from dataservice import DispatcherConfig, DispatchServer
 from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.messages import record_of, restore
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.stored import record_of, restore
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist.errors import DataLossError

@@ -1,4 +1,4 @@
-"""Reports of long waits."""
+"""The metrics of this process, and reports of long waits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import time
 from collections.abc import Callable
 
 from dataservice.config import stall_s
+from mpidist import Server, TaskMetrics, task_metrics
 
 logger = logging.getLogger(__name__)
 
 
 class SlowWait:
-    """A wait, which begins now. After ``stall_s()`` seconds it is reported, once, by a warning.
+    """A wait. After ``stall_s()`` seconds it is reported, once, by a warning.
 
     Args:
         waiter: Name of the waiting thread's owner.
         cause: Describes the awaited event, and faults that may delay it.
+        since: Monotonic time of the beginning; None if the wait begins now.
     """
 
-    def __init__(self, waiter: str, cause: Callable[[], str]) -> None:
+    def __init__(self, waiter: str, cause: Callable[[], str], since: float | None = None) -> None:
         self._waiter = waiter
         self._cause = cause
-        self._since = time.monotonic()
+        self._since = time.monotonic() if since is None else since
         self._limit_s = stall_s()
 
     @property
@@ -60,3 +62,10 @@ _CAUSES = {
     "tcp": f"{_STARTED} A DispatchServer in a plain Python process needs a port, or "
     "protocol='tcp', to be reached from others. Do both know the same secret (MPIDIST_SECRET)?",
 }
+
+
+def own_metrics() -> TaskMetrics:
+    """Return the metrics for ``mpidist top``: of the task in this process, or of the process."""
+    server = Server.current()
+    task = ("dataset", 0) if server is None else (server.job_name, server.task_index)
+    return task_metrics(*task)
