@@ -135,7 +135,8 @@ class Reporter:
         """Evaluate once more, write everything, and print the accuracy."""
         accuracy = self.accuracy()
         self.args.output_dir.mkdir(parents=True, exist_ok=True)
-        plot(self.curve, self.args.output_dir / "learning_curve.png")
+        path = self.args.output_dir / "learning_curve.png"
+        plot(self.curve, path)
         results = {
             "accuracy": accuracy,
             "step": int(self.strategy.global_step),
@@ -148,20 +149,28 @@ class Reporter:
         }
         (self.args.output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         print(f"accuracy {accuracy:.4f}", flush=True)
+        if not self.args.quiet:
+            print(f"learning curve: {path}", flush=True)
 
 
 def plot(curve: Sequence[Point], path: Path) -> None:
-    """Loss and test accuracy over updates."""
+    """Draw the loss, the accuracy and the staleness over the updates, in a panel each."""
     from matplotlib.figure import Figure  # only the chief needs it, and only now
 
     steps = [point.step for point in curve]
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    loss_axis = figure.subplots()
-    loss_axis.plot(steps, [point.loss for point in curve], color="tab:blue")
-    loss_axis.set(xlabel="updates", yscale="log")
-    loss_axis.set_ylabel("training loss", color="tab:blue")
-    accuracy_axis = loss_axis.twinx()
-    accuracy_axis.plot(steps, [point.accuracy for point in curve], color="tab:orange")
-    accuracy_axis.set_ylabel("held-out accuracy", color="tab:orange")
-    accuracy_axis.set_ylim(0.8, 1.0)
+    figure = Figure(figsize=(7, 8), layout="constrained")
+    figure.suptitle("Handwritten digits")
+    loss, accuracy, staleness = figure.subplots(3, sharex=True)
+    loss.plot(steps, [point.loss for point in curve], label="training loss", color="tab:blue")
+    loss.set(ylabel="loss", yscale="log")
+    shares = [point.accuracy for point in curve]
+    accuracy.plot(steps, shares, label="accuracy on held-out digits", color="tab:orange")
+    accuracy.set(ylabel="accuracy")
+    stale = [point.staleness for point in curve]
+    label = "updates that a gradient had not seen (mean)"
+    staleness.plot(steps, stale, label=label, color="tab:green")
+    staleness.set(ylabel="staleness", xlabel="updates of the variables")
+    for panel in (loss, accuracy, staleness):
+        panel.legend()
+        panel.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

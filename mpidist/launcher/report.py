@@ -43,12 +43,14 @@ _FIELDS = {
     "state": {"waits", "time"},
 }
 _RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
+_PRINTED = re.compile(r"printed-[0-9a-f]{8}")  # see mpidist.mpi.records
 
 
 def clear_records(folder: Path) -> None:
     """Remove the records of an earlier job from a run folder."""
     for path in folder.iterdir():
-        if _RECORD.fullmatch(path.name) or path.name == _END:
+        is_own = _RECORD.fullmatch(path.name) or _PRINTED.fullmatch(path.name)
+        if is_own or path.name == _END:
             path.unlink()
 
 
@@ -220,7 +222,10 @@ def _reason(
         name, task = f"rank {failure['rank']}", task_name(folder, layout, failure["rank"])
         pid = f"pid {failure['pid']} on {failure['host']}"
         place = pid if task == name else f"{name}, {pid}"
-        return failure["exit_code"], f"{task} ({place}) failed first: {failure['reason']}; {ended}"
+        alike = _alike(folder, failure)
+        more = f"; {alike} more rank{'s' * (alike > 1)}: the same" if alike else ""
+        reason = f"{task} ({place}) failed first: {failure['reason']}{more}; {ended}"
+        return failure["exit_code"], reason
     left = successful_ranks(folder)
     # Without the folder, which a script may have removed, only the launcher's status is known.
     if result.status == 0 and (len(left) == layout.ranks or not folder.is_dir()):
@@ -237,6 +242,14 @@ def _reason(
             "one in DNS or /etc/hosts"
         )
     return result.status or 1, f"the launcher ended with status {result.status}; {why}"
+
+
+def _alike(folder: Path, failure: dict[str, Any]) -> int:
+    """Return the number of other ranks with the traceback of a failure."""
+    trace = failure.get("traceback")
+    failures = read_records(folder, "failure").values()
+    alike = sum(other.get("traceback") == trace for other in failures)
+    return max(alike - 1, 0) if trace else 0
 
 
 def _output_is_closed() -> bool:

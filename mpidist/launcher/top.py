@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import select
 import socket
 import sys
 import tempfile
+import termios
 import time
+import tty
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpidist.launcher.report import Records, is_over, read_records
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, Group, JustifyMethod
 
 _MIB = 1 << 20
 _SILENT_S = 5.0  # ranks write their state once a second
 _LONGEST_S = 86400.0
 _COLUMNS = (
     "task", "rank", "host", "pid", "state",
-    "steps/s", "in MiB/s", "out MiB/s", "staleness", "queue", "waiting", "data wait", "busy",
+    "steps\n/s", "in\nMiB/s", "out\nMiB/s", "stale-\nness", "queue", "wait-\ning", "data\nwait",
+    "busy",
 )  # fmt: skip
+_HOST, _FIRST_NUMBER = 2, 5  # positions of columns
+_NOTHING = {"-", "0", "0.0", "0%"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +40,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "top",
         help="show the activity of the tasks of a running job",
-        description="Show the activity of the tasks of a running job, until they have ended.",
+        description="Show the activity of the tasks of a running job, until they have ended, or "
+        "until you press q. Columns without numbers are left out.",
         epilog="Steps of a ps are pushes. Staleness: the mean number of changes by other tasks "
         "that a change had not seen. Steps of a data task are elements. Waiting (of a data task: "
         "for readers), data wait (for elements of a data service) and busy: parts of the time.",
@@ -155,6 +164,32 @@ class Snapshot:
         return f"{record['job']} {record['task']}" if record.get("job") else "-"
 
 
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Deliver single keys from the terminal in the block, without the Enter key."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keep the keys that were pressed before
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _pause(seconds: float) -> bool:
+    """Pause. Return True at once if the user presses q."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    end = time.monotonic() + seconds
+    while select.select([sys.stdin], [], [], max(end - time.monotonic(), 0.0))[0]:
+        if os.read(sys.stdin.fileno(), 1) in (b"q", b""):
+            return True
+    return False
+
+
 def newest_folder() -> Path | None:
     """Return the folder of the newest running job of ``mpidist run`` on this host."""
     running = []
@@ -175,7 +210,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error("no job of mpidist run is running on this host; name its --run-dir")
     try:
         snapshot = Snapshot.of(folder)
-        table = _table(snapshot, {})
+        table = _table(snapshot, {}, folder)
     except (OSError, ValueError) as error:
         parser.error(f"{folder} is not the folder of a job: {error}")
     if not snapshot.ranks:
@@ -191,17 +226,19 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 
 
 def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
-    """Print tables until the job is over."""
+    """Print tables until the job is over, or the user presses q."""
     from rich.live import Live
 
     bases: Records = {}
     before: set[str] = set()
     console = _console()
-    with Live(_table(snapshot, bases), console=console, auto_refresh=False) as live:
+    first = _table(snapshot, bases, folder)
+    with _keys(), Live(first, console=console, auto_refresh=False) as live:
         # The end of a rank is recorded a moment later, so a rank that is gone is looked at twice.
         while "running" in (states := snapshot.states()) or "gone" in states - before:
             before = states
-            time.sleep(interval_s)
+            if _pause(interval_s):
+                break
             try:
                 following = Snapshot.of(folder)
             except FileNotFoundError:  # a temporary folder is removed at the end of the job
@@ -211,23 +248,47 @@ def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
                 last = snapshot.metrics.get(rank, record)
                 if last != record:
                     bases[rank] = last
-            live.update(_table(following, bases), refresh=True)
+            live.update(_table(following, bases, folder), refresh=True)
             snapshot = following
     if not console.is_terminal:
         console.print()
 
 
-def _table(snapshot: Snapshot, bases: Records) -> Table:
+def _table(snapshot: Snapshot, bases: Records, folder: Path) -> Group:
+    """Return the table, without the columns that say nothing, so that it fits into 80 columns."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*_COLUMNS, box=None, pad_edge=False)
-    for row in snapshot.rows(bases, time.time()):
-        table.add_row(*map(Text, row))  # a plain str could have rich's markup, in brackets
-    for number, column in enumerate(table.columns):
-        column.no_wrap = True
-        column.justify = "right" if number > 4 else "left"
-    return table
+    now = time.time()
+    rows = snapshot.rows(bases, now)
+    columns = list(zip(*rows, strict=True))
+    shown = [
+        number
+        for number, values in enumerate(columns)
+        if number < _FIRST_NUMBER or not _NOTHING.issuperset(values)
+    ]
+    hosts = set(columns[_HOST]) if columns else set()
+    if len(hosts) == 1:
+        shown.remove(_HOST)
+    title = f"{folder}"
+    if len(hosts) == 1:
+        title += f" on {hosts.pop()}"
+    started = [record["started"] for record in snapshot.ranks.values() if "started" in record]
+    if started:
+        title += f", {timedelta(seconds=round(max(now - min(started), 0.0)))} since the start"
+    title += time.strftime(" (%H:%M:%S)", time.localtime(now))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for number in shown:
+        justify: JustifyMethod = "right" if number >= _FIRST_NUMBER else "left"
+        width = max(map(len, columns[number]))
+        # Without a minimum, rich would cut names and pids on narrow terminals.
+        fixed = width if number < _FIRST_NUMBER and number != _HOST else None
+        table.add_column(_COLUMNS[number], justify=justify, no_wrap=True, min_width=fixed)
+    for row in rows:
+        # A plain str could have rich's markup, in brackets.
+        table.add_row(*[Text(row[number]) for number in shown])
+    return Group(Text(title), table)
 
 
 def _console() -> Console:

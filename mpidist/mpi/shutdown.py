@@ -219,6 +219,8 @@ def end_job(
 ) -> NoReturn:
     """End the job: print the reason, leave a failure record, and end this process.
 
+    Only the first of several ranks with one traceback prints it.
+
     Args:
         identity: This rank.
         reason: The reason; its first line is used.
@@ -231,14 +233,18 @@ def end_job(
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread is ending the job
     reason = reason.strip().partition("\n")[0]
+    prints = not trace or records.is_first(trace)
     # The script may have replaced its streams, and the job must end all the same.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     with contextlib.suppress(Exception):
         text = f"{trace.rstrip()}\nmpidist: {identity} ends the job: {reason}".lstrip()
-        sys.stderr.write(f"{text if isinstance(code, int) else code}\n")
-        sys.stderr.flush()
+        if prints:
+            sys.stderr.write(f"{text if isinstance(code, int) else code}\n")
+            sys.stderr.flush()
     records.write_failure(identity, reason, trace, status)
+    if not prints:
+        time.sleep(_READ_LIMIT_S)  # the abort of this rank could cut off the other one's output
     for descriptor in (1, 2):
         wait_until_read(descriptor)
     # Python 3.12 and later start no thread during the interpreter's shutdown; this one is in C.

@@ -212,6 +212,19 @@ def test_what_fails_before_mpi_is_started_is_the_reason(tmp_path, script, reason
     assert re.search(rf"rank [01] \(pid \d+ on \S+\) failed first: {reason}", job.last), job.last
 
 
+def test_one_traceback_of_many_ranks_is_printed_once(tmp_path):
+    script = """
+import mpidist
+mpidist.init_process_group()
+mpidist.barrier()
+raise ValueError("no such file")
+"""
+    job = Job(tmp_path, script, "-n", "3")
+    assert job.end(10) == 1
+    assert job.err.count("Traceback (most recent call last)") == 1, job.err
+    assert "failed first: ValueError: no such file; " in job.last
+
+
 CHILD = """
 import mpidist, multiprocessing, os
 mpidist.Server

@@ -149,6 +149,15 @@ def test_a_bare_status_is_a_victims_where_another_was_killed_at_that_time(tmp_pa
     assert report.first_failure(tmp_path)["rank"] == 0
 
 
+def test_equal_failures_of_other_ranks_are_counted(tmp_path):
+    for rank, trace in enumerate(("line 3", "line 3", "line 4", "line 3")):
+        facts = {"pid": 7, "host": "h", "reason": "E: no", "exit_code": 1, "time": 10.0 + rank}
+        leave(tmp_path, "failure", rank, **facts, traceback=trace)
+    status, lines = ended(tmp_path, 1)
+    assert status == 1
+    assert "rank 0 (pid 7 on h) failed first: E: no; 2 more ranks: the same; " in lines[-1]
+
+
 def test_the_reason_of_the_rank_goes_before_its_status(tmp_path):
     leave(tmp_path, "failure", 1, reason="ValueError: bad", exit_code=1, time=1.0, traceback="")
     leave_end(tmp_path, 1, 1.5, number=6)

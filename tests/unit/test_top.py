@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 from rich.live import Live
 
 from mpidist.config import Config
-from mpidist.launcher import main, report
+from mpidist.launcher import main, report, top
 from mpidist.launcher.timeline import events_of
 from mpidist.launcher.top import Snapshot
 from mpidist.mpi import metrics, records
@@ -74,10 +75,12 @@ def test_rates_last_until_there_are_new_numbers(tmp_path, capsys, monkeypatch):
 
     looks = []
     monkeypatch.setattr(time, "sleep", look)
-    monkeypatch.setattr(Live, "update", lambda live, table, refresh: shown.append(table))
+    monkeypatch.setattr(
+        Live, "update", lambda live, shows, refresh: shown.append(shows.renderables[1])
+    )
     shown = []
     assert main(["top", str(tmp_path)]) == 0
-    steps = [[cell.plain for cell in table.columns[5].cells] for table in shown]
+    steps = [[cell.plain for cell in table.columns[4].cells] for table in shown]
     assert steps == [["10.0", "10.0"]] * 3
     assert "4.0" in capsys.readouterr().out  # the first rates are those since the start
 
@@ -169,12 +172,43 @@ def test_a_rank_without_numbers(tmp_path):
 def test_one_table(tmp_path, capsys):
     write_job(tmp_path, time.time())
     assert main(["top", "--once", str(tmp_path)]) == 0
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split()[:5] == ["task", "rank", "host", "pid", "state"]
-    assert [row.split()[:5] for row in rows] == [
-        ["ps", "0", "0", "h", "77"],
-        ["worker", "0", "1", "h", "77"],
-    ]
+    title, *_, header, first, second = capsys.readouterr().out.splitlines()
+    assert title.startswith(str(tmp_path))
+    assert header.split()[:4] == ["task", "rank", "pid", "state"]
+    assert first.split()[:4] == ["ps", "0", "0", "77"]
+    assert second.split()[:4] == ["worker", "0", "1", "77"]
+
+
+def test_a_table_of_eighty_columns(tmp_path, capsys, monkeypatch):
+    now = time.time()
+    values = {
+        "steps": 430_000, "in_bytes": 2e12, "out_bytes": 2e12, "changes": 10, "staleness": 25,
+        "queued": 12, "waited_s": 250, "data_waited_s": 100, "busy_s": 500,
+    }  # fmt: skip
+    record = {**WORKER, "pid": 123456, "task": 12, "host": "a-host-with-a-long-name.example.org"}
+    write(tmp_path, "rank-1.json", {**record, "started": now - 1000})
+    write(tmp_path, "state-1.json", {"time": now, "tasks": {"worker 12": values}})
+    monkeypatch.setattr(top, "_console", lambda: Console(width=80))
+    assert main(["top", "--once", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    row = shown.splitlines()[-1]
+    assert row.split() == [
+        "worker", "12", "1", "123456", "running",
+        "430.0", "1,907.3", "1,907.3", "2.5", "12", "25%", "10%", "50%",
+    ]  # fmt: skip
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+
+
+def test_q_leaves(tmp_path, monkeypatch, capsys):
+    write_job(tmp_path, time.time())
+    terminal, keyboard = os.openpty()
+    with os.fdopen(keyboard, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        os.write(terminal, b"xq")
+        assert main(["top", str(tmp_path), "--interval", "1000"]) == 0
+    os.close(terminal)
+    assert "running" in capsys.readouterr().out
 
 
 def test_a_job_that_is_over_is_shown_once(tmp_path, capsys):
