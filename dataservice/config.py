@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpidist.config import config
+from mpidist.errors import did_you_mean
 
 # Shorter than for ranks that wait for each other: a trainer gives up after a minute without any
 # data worker, and the log must say before that why it waits.
@@ -48,8 +49,8 @@ class ShardingPolicy(enum.IntEnum):
         if isinstance(processing_mode, str) and processing_mode in _MODES:
             return _MODES[processing_mode]
         raise ValueError(
-            f"unknown processing_mode {processing_mode!r}; give 'parallel_epochs', "
-            "'distributed_epoch' or a ShardingPolicy"
+            f"unknown processing_mode {processing_mode!r}{did_you_mean(processing_mode, _MODES)}; "
+            "give 'parallel_epochs', 'distributed_epoch' or a ShardingPolicy"
         )
 
 

@@ -12,6 +12,7 @@ else:
     def __getattr__(name):
         from importlib import import_module
 
+        hint = ""
         if not name.startswith("_") or name == "__all__":
             try:
                 public = vars(import_module("mpidist.public"))
@@ -22,7 +23,10 @@ else:
                 globals().setdefault(each, public[each])
             if name in globals():
                 return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from mpidist.errors import did_you_mean
+
+            hint = did_you_mean(name, names)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
     def __dir__():
         # Public names and Python's own: neither private names nor submodules that were imported.

@@ -31,6 +31,19 @@ Each message tells the event, the place (rank, job, task) and the remedy. ``code
 handler arrives at the caller as the same class.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return ``" (did you mean 'sum'?)"`` if a known name is like the given one, else ``""``."""
+    from difflib import get_close_matches  # 10 ms, and needed for errors only
+
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(str(name).lower(), by_lower, 1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
 
 def type_name(value: object) -> str:
     """Return the name of a value's type, for messages: ``"int"``, ``"cupy.ndarray"``."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.errors import did_you_mean
 from strategy.array_like import in_dtype
 from strategy.protocol.partition import Part, Shape
 
@@ -254,7 +255,8 @@ class InitialValue:
         if isinstance(given, str):
             if given not in _BY_NAME:
                 known = ", ".join(_BY_NAME)
-                raise ValueError(f"unknown initializer {given!r}; the known ones are {known}")
+                hint = did_you_mean(given, _BY_NAME)
+                raise ValueError(f"unknown initializer {given!r}{hint}; the known ones are {known}")
             return _BY_NAME[given]
         return given if callable(given) else None
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import host_view
+from mpidist.errors import did_you_mean
 from strategy.array_like import ArrayLike, IndexedSlices, in_dtype, on_host, read, row_numbers
 from strategy.client.changes import Change, check_change
 from strategy.client.connection import push_all
@@ -71,8 +72,10 @@ def member(kind: type[E], value: Any) -> E:
         # Members of TensorFlow's enums have the same names.
         return kind[str(getattr(value, "name", value)).upper()]
     except KeyError:
-        known = ", ".join(kind.__members__)
-        raise ValueError(f"unknown {kind.__name__} {value!r}; the known ones are {known}") from None
+        known, hint = ", ".join(kind.__members__), did_you_mean(value, kind.__members__)
+        raise ValueError(
+            f"unknown {kind.__name__} {value!r}{hint}; the known ones are {known}"
+        ) from None
 
 
 Version = int | tuple[int, ...]

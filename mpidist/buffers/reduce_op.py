@@ -10,6 +10,7 @@ import numpy as np
 
 from mpidist.buffers.host_view import Array, check_array, host_view
 from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
+from mpidist.errors import did_you_mean
 from mpidist.gpu import HostStaging, lies_on_gpu
 
 # Dtypes that MPI cannot reduce, or only imprecisely, and the dtype to reduce in.
@@ -63,8 +64,10 @@ class ReduceOp(enum.IntEnum):
         try:
             return NAMED[str(op).upper()]
         except KeyError:
-            known = ", ".join(cls.__members__)
-            raise ValueError(f"unknown reduction {op!r}; the known ones are {known}") from None
+            known, hint = ", ".join(cls.__members__), did_you_mean(op, cls.__members__)
+            raise ValueError(
+                f"unknown reduction {op!r}{hint}; the known ones are {known}"
+            ) from None
 
 
 NAMED = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
-from mpidist.errors import NotFoundError
+from mpidist.errors import NotFoundError, did_you_mean
 from mpidist.proto.mpidist_pb2 import ClusterDef
 
 Task = tuple[str, int]
@@ -152,7 +152,8 @@ class ClusterSpec:
 
     def _job(self, name: str) -> Tasks:
         if name not in self._jobs:
-            raise ValueError(f"no such job: {name!r}; the jobs are {self.jobs}")
+            hint = did_you_mean(name, self.jobs)
+            raise ValueError(f"no such job: {name!r}{hint}; the jobs are {self.jobs}")
         return self._jobs[name]
 
 

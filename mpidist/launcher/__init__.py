@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from mpidist import __version__
+from mpidist.errors import did_you_mean
 
 __all__ = ["main"]
 
@@ -61,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
-        subparsers.choices.get(words[0], parser).error(
-            f"unrecognized arguments: {' '.join(unknown)}"
-        )
+        chosen = subparsers.choices.get(words[0], parser)
+        hint = did_you_mean(unknown[0].partition("=")[0], chosen._option_string_actions)
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         status: int = namespace.run(namespace)
     except KeyboardInterrupt:

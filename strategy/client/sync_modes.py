@@ -12,6 +12,7 @@ from typing import Any
 
 from mpidist import Reply, Work, errors
 from mpidist.config import config as settings
+from mpidist.errors import did_you_mean
 from strategy.client.changes import Change
 from strategy.client.connection import LOOK_S, Connection, push_all
 from strategy.proto import parameter_server_pb2 as pb
@@ -277,7 +278,8 @@ def checked_mode(
         ValueError: The name is unknown, or a number does not fit the mode.
     """
     if name not in MODES:
-        raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
+        hint = did_you_mean(name, MODES)
+        raise ValueError(f"unknown mode {name!r}{hint}; the known ones are {MODES}")
     backup_workers = whole_number(backup_workers=backup_workers)
     if backup_workers and name != "sync":
         raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")

@@ -6,8 +6,16 @@ import pickle
 import pytest
 
 import mpidist
+from dataservice.config import ShardingPolicy
 from mpidist import errors
 from mpidist.errors import OpError, from_code
+from mpidist.launcher import main
+from strategy import ParameterServerStrategy
+
+
+def make_mode(mode):
+    ParameterServerStrategy(cluster_spec={}, mode=mode)
+
 
 # google.rpc.Code, and the builtin that each error also is.
 CODES = {
@@ -85,3 +93,24 @@ def test_they_can_be_copied_and_sent(name, message):
 
 def test_without_a_message():
     assert errors.NotFoundError().message == str(errors.NotFoundError()) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: mpidist.all_redcue, "all_reduce"),
+        (lambda: mpidist.ReduceOp.of("summ"), "SUM"),
+        (lambda: mpidist.ClusterSpec({"worker": ["a:1"]}).num_tasks("wroker"), "worker"),
+        (lambda: ShardingPolicy.of("parallel-epochs"), "parallel_epochs"),
+        (lambda: make_mode("sinc"), "sync"),
+    ],
+)
+def test_a_misspelt_name_gets_the_right_one(call, hint):
+    with pytest.raises((ValueError, AttributeError), match=rf"did you mean '{hint}'\?"):
+        call()
+
+
+def test_a_misspelt_option_gets_the_right_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--worke", "2", "train.py"])
+    assert "--worke (did you mean '--worker'?)" in capsys.readouterr().err

@@ -50,8 +50,8 @@ def launcher(monkeypatch):
         ("-n 1 --hosts=-x SCRIPT", "not a host name"),
         ("-n 2 --colocate-ps --data 2 SCRIPT", "add --worker N"),
         ("-n 3 --ps-per-node --job ps=1 SCRIPT", "follow the nodes"),
-        ("--wroker 1 SCRIPT", "unrecognized arguments: --wroker; see mpidist run --help"),
-        ("--work 1 SCRIPT", "unrecognized arguments: --work; see mpidist run --help"),
+        ("--wroker 1 SCRIPT", "--wroker (did you mean '--worker'?); see mpidist run --help"),
+        ("--work 1 SCRIPT", "--work (did you mean '--worker'?); see mpidist run --help"),
     ],
 )
 def test_bad_input(words, remedy, script, capsys):
