@@ -2,7 +2,7 @@
 
 import typing
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if typing.TYPE_CHECKING:
     from mpidist.public import *  # noqa: F403

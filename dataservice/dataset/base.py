@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import threading
 import time
 import weakref
@@ -417,7 +418,12 @@ class Node(ABC):
 
     def summary(self) -> str:
         """Return the description as text, equal in every process that runs the same script."""
-        return f"{type(self).__name__.lower()}({_arguments(self)})"
+        return f"{self.method_name()}({_arguments(self)})"
+
+    @classmethod
+    def method_name(cls) -> str:
+        """Return the method of ``Dataset`` that makes the node, for messages."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def identity_values(self) -> Iterable[Any]:
         """Return the values that distinguish this node from others of its class.
@@ -640,7 +646,7 @@ class UnaryNode(Node):
         length = self.indexed_length()
         if length is None:
             raise self.cannot_be_split(
-                f"each would apply {type(self).__name__.lower()} to its own part; call it "
+                f"each would apply {self.method_name()} to its own part; call it "
                 "before transformations that drop, flatten or group elements"
             )
         return length
@@ -708,7 +714,7 @@ class StageTimes:
         self._local = threading.local()
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
-        name = type(node).__name__.lower()
+        name = node.method_name()
         stage = self._stages.get(name)
         if stage is None:
             stage = self._stages.setdefault(name, _NodeTiming(_depth(node)))

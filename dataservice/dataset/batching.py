@@ -733,6 +733,10 @@ class Bucket(UnaryNode):
     to_boundary: bool
     drop_remainder: bool
 
+    @classmethod
+    def method_name(cls) -> str:
+        return "bucket_by_sequence_length"
+
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.boundaries) + 1 or min(self.sizes) < 1:
             raise ValueError(

@@ -67,7 +67,7 @@ class SeveralNode(Node):
 
     def summary(self) -> str:
         shown = [parent.summary() for parent in self.parents]
-        return f"{type(self).__name__.lower()}({', '.join([*shown, *self.further()])})"
+        return f"{self.method_name()}({', '.join([*shown, *self.further()])})"
 
     def begin(self, context: Context) -> list[ElementIterator]:
         """Start a pass over each of the others."""

@@ -790,9 +790,8 @@ class Dataset:
     ) -> Dataset:
         """Stack consecutive elements into arrays of shape (batch_size, ...).
 
-        Under ``"distributed_epoch"`` batches equal the batches of a single process, unless an
-        element
-        fails: then its batch fails, and the next batch begins where it would have begun. After
+        Under ``"distributed_epoch"`` batches equal the batches of a single process. If an element
+        fails, its batch fails, and the next batch begins where it would have begun. After
         transformations that drop, reorder, flatten or repeat elements, each worker batches its own
         elements, and the last batch of each may be smaller. Text that ends with NUL, which NumPy's
         text types would lose, makes a batch an array of objects.

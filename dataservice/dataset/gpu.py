@@ -21,7 +21,7 @@ from dataservice.dataset.execution import Pool, PrefetchIterator
 from mpidist.errors import UnimplementedError
 from mpidist.gpu import PrefetchBatch, Prefetcher, device_count, has_dtype, make_current
 
-_OWN = "elements get to the GPU of who trains, not to one of a data worker"
+_OWN = "elements are copied to the GPU of the trainer, not to a GPU of a data worker"
 _NAME = re.compile(r"(?:.*/)?(?:device:)?(?:GPU|cuda):(\d+)", re.IGNORECASE)
 
 

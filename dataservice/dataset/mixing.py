@@ -198,6 +198,10 @@ class Sample(_Mix):
     rerandomize: bool = True
 
     @classmethod
+    def method_name(cls) -> str:
+        return "sample_from_datasets"
+
+    @classmethod
     def of(
         cls,
         parents: tuple[Node, ...],
@@ -364,6 +368,10 @@ class Choose(_Mix):
     """
 
     choice: Node
+
+    @classmethod
+    def method_name(cls) -> str:
+        return "choose_from_datasets"
 
     def cardinality(self) -> int:
         # If no node ends, there are as many elements as choices.

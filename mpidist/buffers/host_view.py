@@ -55,6 +55,8 @@ def host_view(array: Any, *, read: bool = True) -> Array:
     try:
         return np.asarray(memoryview(array))
     except TypeError:
+        if array is None:
+            raise TypeError("None is not an array: does the parameter have a gradient?") from None
         raise TypeError(
             f"a {kind} is not an array: expected a NumPy array, or one with DLPack or the buffer "
             "protocol; lists and numbers go through numpy.asarray first"

@@ -236,7 +236,7 @@ def get_backend(group: Group = None) -> Backend:
         group: Process group, by default the default group.
 
     Returns:
-        The backend of the default group, for that and for groups made from it: ``"mpi"`` or
+        The backend of the default group, for that and for groups made from it. It is ``"mpi"`` or
         ``"cpu:mpi,cuda:nccl"``. Other groups have ``"mpi"``. The attribute ``gpu_rule`` of a group
         tells how it uses GPUs.
 

@@ -90,8 +90,8 @@ def new_subgroups(
         group_desc: Name of the groups in messages. The default is a number.
 
     Returns:
-        The new group of this rank, and a list with one entry per new group: the group, or
-        ``GroupMember.NON_GROUP_MEMBER`` if this rank is outside.
+        The new group of this rank, and a list with one entry per new group. An entry is the group,
+        or ``GroupMember.NON_GROUP_MEMBER`` if this rank is outside.
 
     Raises:
         ValueError: The size does not divide the number of ranks, or an argument has no meaning for

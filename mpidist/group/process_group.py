@@ -898,7 +898,7 @@ class ProcessGroup:
             kwargs: Its keyword arguments, except ``async_op``.
 
         Returns:
-            The operation: call it, or ``start()`` it.
+            The operation. Call it, or ``start()`` it.
 
         Raises:
             ValueError: There is no such operation, or it would work on copies of its arrays,

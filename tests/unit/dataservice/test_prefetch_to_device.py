@@ -159,7 +159,7 @@ def test_batches_are_made_before(xp):
 
 
 def test_before_distribute_it_is_refused(xp):
-    with pytest.raises(errors.UnimplementedError, match="GPU of who trains"):
+    with pytest.raises(errors.UnimplementedError, match="GPU of the trainer"):
         images().prefetch_to_device().node.source_length()
 
 
@@ -190,7 +190,7 @@ def test_a_state_of_what_a_service_delivers(make_service, xp):
 
 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_a_worker_brings_nothing_to_the_gpu_of_who_trains(make_service, xp, mode):
+def test_a_worker_brings_nothing_to_the_gpu_of_the_trainer(make_service, xp, mode):
     service = make_service(1)
-    with pytest.raises(errors.UnimplementedError, match="GPU of who trains"):
+    with pytest.raises(errors.UnimplementedError, match="GPU of the trainer"):
         list(images().prefetch_to_device().apply(distribute(mode, service.target)))
