@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
+# Extras and groups of the environment "docs", which builds the site and runs its examples.
+DOCS = (["mpich", "demo", "fast", "compress", "torch"], ["test", "docs"])
 _UNWANTED = (
     # They would lead Python, pip or mpi4py away from the environment.
     *("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "MPI4PY_LIBMPI"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CALLS = ROOT / "tests" / "_cases" / "typed" / "calls.py"
-EXAMPLES = ["mean.py", "together.py"]  # of the README
+TYPED = ROOT / "tests" / "_cases" / "typed"
+EXAMPLES = ["mean.py", "together.py"]  # without errors; the first is in the README
 LIMIT_S = 300
 
 
@@ -19,10 +19,10 @@ def folder(tmp_path_factory):
     """A folder with the programs, outside of the repository and its settings."""
     folder = tmp_path_factory.mktemp("typed")
     readme = (ROOT / "README.md").read_text()
-    for name in EXAMPLES:
-        (example,) = re.findall(rf"```python\n(# {name}\n.*?)```", readme, re.S)
-        (folder / name).write_text(example)
-    (folder / "calls.py").write_text(CALLS.read_text())
+    (example,) = re.findall(r"```python\n(# mean.py\n.*?)```", readme, re.S)
+    (folder / "mean.py").write_text(example)
+    for name in ("calls.py", "together.py"):
+        (folder / name).write_text((TYPED / name).read_text())
     return folder
 
 
