@@ -118,7 +118,7 @@ class VariableCreator:
                 "are as long as integers from 0 say; a first value is the argument initializer"
             )
         try:
-            layout = Layout(shape, dtype)
+            layout = Layout(shape, getattr(dtype, "as_numpy_dtype", dtype))  # TensorFlow's
         except TypeError as error:
             raise TypeError(f"variable {name!r}: {dtype!r} is no dtype") from error
         if layout.dtype not in DTYPES:

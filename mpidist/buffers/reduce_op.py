@@ -62,7 +62,8 @@ class ReduceOp(enum.IntEnum):
         if isinstance(op, (cls, PremulSum)):
             return op
         try:
-            return NAMED[str(op).upper()]
+            # Members of TensorFlow's enum have the same names.
+            return NAMED[str(getattr(op, "name", op)).upper()]
         except KeyError:
             known, hint = ", ".join(cls.__members__), did_you_mean(op, cls.__members__)
             raise ValueError(

@@ -145,12 +145,15 @@ class Watchdog:
                     "MPIDIST_STALL_ABORT_S"
                 )
             if before - since <= config.stall_s < waited_s:
+                # Messages are not compared.
+                hint = " (MPIDIST_DEBUG=detail shows collectives that differ)"
                 logger.warning(
                     "%s: %s has waited for %.0f s; the other ranks have not made the call, or are "
-                    "stuck themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
+                    "stuck themselves%s",
                     self._identity,
                     operation.describe(),
                     waited_s,
+                    hint if operation.sequence else "",
                 )
 
     def _compare_calls(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:

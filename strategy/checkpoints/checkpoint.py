@@ -113,7 +113,10 @@ def write_shards(path: str, shards: Iterable[Shard]) -> None:
             parts[shard.name] = asdict(shard.origin)
     facts = {"steps": steps, "parts": parts, "reduced": reduced}
     with reported(path):
+        with open(path, "wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
+        os.chmod(path, mode)  # the umask's; safetensors gives the file to its owner alone
         with open(path, "rb") as file:
             os.fsync(file.fileno())
 

@@ -1,5 +1,7 @@
 """What ReduceOp takes and gives."""
 
+import enum
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -69,3 +71,8 @@ def test_names():
     assert repr(HALF) == "ReduceOp.PREMUL_SUM(0.5)"
     with pytest.raises(ValueError, match=r"unknown reduction 'sums'.*SUM, AVG"):
         ReduceOp.of("sums")
+
+
+def test_a_member_of_another_library():
+    theirs = enum.Enum("ReduceOp", {"SUM": "SUM"})
+    assert ReduceOp.of(theirs.SUM) is ReduceOp.SUM

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -87,6 +88,16 @@ def test_round_trip(tmp_path, servers):
     assert set(weights.slots) == {"Adam/m", "Adam/v"}
     np.testing.assert_array_equal(weights.slots["Adam/v"].read(), np.arange(12.0))
     assert found["scalar"].slots == {}
+
+
+def test_files_have_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        folder = write(tmp_path, 1, [owned("scalar", VALUES["scalar"])])
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in Path(folder).iterdir()}
+    assert set(modes.values()) == {0o640}, modes
 
 
 def test_only_what_is_asked_for(tmp_path):

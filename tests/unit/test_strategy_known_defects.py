@@ -99,6 +99,14 @@ def test_variables_are_keys_of_a_dict(local):
     assert {v: 1, w: 2}[w] == 2
 
 
+def test_a_dtype_of_tensorflow(local):
+    class Float32:
+        as_numpy_dtype = np.float32
+
+    with local.scope():
+        assert get_variable("w", (2,), Float32(), "zeros").dtype == np.float32
+
+
 def test_a_learning_rate_can_be_changed(local):
     w, optimizer = table(local), optimizers.SGD(0.5)
     optimizer.apply_gradients([(np.ones((100, 4)), w)]).wait()
