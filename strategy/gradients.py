@@ -627,6 +627,8 @@ def _scalar_gradient_error(variable: Variable) -> ValueError:
 
 def _to_host(grad: Any, variable: Variable) -> Any:
     """Start the download of a gradient from a GPU. Return host arrays unchanged."""
+    if type(grad).__name__ == "IndexedSlices" and not isinstance(grad, IndexedSlices):
+        return IndexedSlices(grad.values, grad.indices)  # TensorFlow's
     try:
         return leaving(grad)
     except TypeError as error:

@@ -646,8 +646,8 @@ class UnaryNode(Node):
         length = self.indexed_length()
         if length is None:
             raise self.cannot_be_split(
-                f"each would apply {self.method_name()} to its own part; call it "
-                "before transformations that drop, flatten or group elements"
+                f"each would apply {self.method_name()} to its own part; call it before "
+                "transformations that drop, flatten or group elements, and before a small shuffle"
             )
         return length
 

@@ -210,7 +210,7 @@ class Zip(SeveralNode):
         if length is None:
             raise self.cannot_be_split(
                 "elements that belong together would go to different workers; call zip before "
-                "transformations that drop, flatten or group elements"
+                "transformations that drop, flatten or group elements, and before a small shuffle"
             )
         return length
 

@@ -256,7 +256,7 @@ class Sample(_Mix):
             raise self.cannot_be_split(
                 "elements are drawn by their index, which needs stop_on_empty_dataset=False; "
                 "call sample_from_datasets before transformations that drop, flatten or group "
-                "elements"
+                "elements, and before a small shuffle"
             )
         return length
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from mpidist.cluster.spec import ClusterSpec, Task, split_address
+from mpidist.config import config
 from mpidist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -19,6 +22,8 @@ from mpidist.mpi import World, world
 from mpidist.proto.mpidist_pb2 import TaskState
 from mpidist.rpc import Address, Request, open_endpoint
 
+logger = logging.getLogger(__name__)
+
 # Jobs with an option of their own in `mpidist run`.
 _JOB_OPTIONS = ("ps", "worker", "data")
 
@@ -28,6 +33,9 @@ _FIRST_NUMBER = 1 << 31
 # A rank that is in another cluster, or that failed to start, may be about to join this one. The
 # announcements of a rank may arrive after its leave note.
 _PATIENCE_S = 1.0
+
+# Period of the checks whether all tasks are in join().
+_LOOK_S = 0.25
 
 
 def check_addresses(spec: ClusterSpec) -> None:
@@ -245,6 +253,7 @@ class Membership:
         # The last announcement of each rank. CLOSED stands for a Server that could not start.
         self._announced: dict[int, TaskState] = {}
         self._members: dict[Task, TaskState] = {}
+        self._joined_since = self._next_look = time.monotonic()
 
     def rendezvous(self, limit_s: float) -> None:
         """Collective over the tasks. Announce the start of this task, and wait for all others.
@@ -316,10 +325,28 @@ class Membership:
         self._inbox.endpoint.handle_arrived()
         others = [(task, m) for task, m in self._members.items() if m.rank != self._rank]
         gone = {task for task, member in others if self._is_gone(member)}
+        if not gone and time.monotonic() >= self._next_look:
+            self._report_joins([member for _, member in others])
         return bool(gone) and all(
             member.state == TaskState.JOINING or task[0] == "evaluator" or task in gone
             for task, member in others
         )
+
+    def _report_joins(self, others: Sequence[TaskState]) -> None:
+        """Log one warning if all tasks have been in ``join`` for long, since none can end it."""
+        now = time.monotonic()
+        self._next_look = now + _LOOK_S
+        if any(member.state != TaskState.JOINING for member in others):
+            self._joined_since = now
+        elif now - self._joined_since > config.stall_s:
+            self._next_look = math.inf
+            job, index = self._task
+            logger.warning(
+                "%s %d: all tasks of the cluster are in join(), so join() does not return before "
+                "stop(); call join() on ps and data tasks only, and train on the workers",
+                job,
+                index,
+            )
 
     def has_left(self, task: Task) -> bool:
         """Return whether a task has closed its Server, or its rank has left."""

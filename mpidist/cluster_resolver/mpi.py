@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 class MPIClusterResolver(ClusterResolver):
     """Resolver that assigns the ranks of the world to jobs, in rank order.
 
-    The layout of ``mpidist run`` overrides ``jobs``. Rank 0 logs a warning once if they differ. In
-    a plain process task 0 of every job is in this process, and the script is a worker.
+    The layout of ``mpidist run`` overrides ``jobs``. If the numbers of tasks differ, rank 0 logs
+    this once at level INFO. If a job is missing, rank 0 logs a warning. In a plain process task 0
+    of every job is in this process, and the script is a worker.
 
     Args:
         jobs: Tasks of each job. A number counts tasks, in rank order; one job may have -1, for the
@@ -52,7 +53,8 @@ class MPIClusterResolver(ClusterResolver):
         rank = world().rank if launched() else 0
         self.task_type, self.task_id = self.cluster_spec().task_of(rank)
         if given is not None and jobs is not None and rank == 0 and not same_layout(asked, given):
-            _warn_of_layout(str(given), str(asked))
+            level = logging.INFO if set(asked) <= set(given) else logging.WARNING
+            _report_layout(level, str(given), str(asked))
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the current cluster, with addresses ``<host>:<rank>``.
@@ -71,10 +73,6 @@ class MPIClusterResolver(ClusterResolver):
 
 
 @cache
-def _warn_of_layout(given: str, asked: str) -> None:
-    logger.warning(
-        "mpidist run gives the job layout %s, which replaces the script's jobs=%s: leave one of "
-        "the two out",
-        given,
-        asked,
-    )
+def _report_layout(level: int, given: str, asked: str) -> None:
+    text = "mpidist run gives the job layout %s, which replaces the script's jobs=%s"
+    logger.log(level, text, given, asked)

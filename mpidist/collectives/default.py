@@ -88,8 +88,8 @@ def init_process_group(
     Raises:
         DistBackendError: MPI cannot be started.
         ValueError: The default group exists, an argument has no meaning for MPI or contradicts the
-            launcher, the ranks give different backends, or MPI was started before with the other
-            value of ``hooks``.
+            launcher, torchrun has started several processes, the ranks give different backends, or
+            MPI was started before with the other value of ``hooks``.
     """
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")
@@ -105,6 +105,12 @@ def init_process_group(
                 f"{name}={value}, but the launcher says {truth}; leave it out, or start the script "
                 "with the number of ranks you mean"
             )
+    started = os.environ.get("WORLD_SIZE", "1")
+    if here.size == 1 and "TORCHELASTIC_RUN_ID" in os.environ and started != "1":
+        raise ValueError(
+            f"torchrun has started {started} processes, and each is an MPI job of one rank: start "
+            f"the script with mpidist run -n {started}"
+        )
     wish = _wish(backend)
     device = _device_of(wish, device_id)
     with watched("init_process_group", here.comm.Get_group()):

@@ -225,6 +225,30 @@ raise ValueError("no such file")
     assert "failed first: ValueError: no such file; " in job.last
 
 
+def test_a_cluster_in_which_all_tasks_join(tmp_path):
+    script = """
+import logging, os
+os.environ["MPIDIST_STALL_S"] = "0.5"
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+
+class Stop(logging.Handler):
+    def emit(self, record):
+        if "are in join()" in record.getMessage():
+            print(record.getMessage())
+            server.stop()
+
+logging.getLogger("mpidist").addHandler(Stop())
+resolver = MPIClusterResolver({"ps": 1, "worker": -1})
+server = mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
+server.start()
+server.join()
+"""
+    job = Job(tmp_path, script, "--ps", "1", "--worker", "1")
+    assert job.end(20) == 0, job.err
+    assert "call join() on ps and data tasks only" in job.out
+
+
 CHILD = """
 import mpidist, multiprocessing, os
 mpidist.Server

@@ -107,6 +107,15 @@ def test_a_dtype_of_tensorflow(local):
         assert get_variable("w", (2,), Float32(), "zeros").dtype == np.float32
 
 
+def test_rows_of_tensorflow_as_a_gradient(local):
+    class IndexedSlices:
+        values, indices = np.ones((2, 4)), np.array([3, 5])
+
+    w = table(local)
+    optimizers.SGD(1.0).apply_gradients([(IndexedSlices(), w)]).wait()
+    assert w.numpy().sum(axis=1)[[3, 4, 5]].tolist() == [-4, 0, -4]
+
+
 def test_a_learning_rate_can_be_changed(local):
     w, optimizer = table(local), optimizers.SGD(0.5)
     optimizer.apply_gradients([(np.ones((100, 4)), w)]).wait()
