@@ -1,7 +1,7 @@
 """Average many small gradients in one message.
 
-Every message has a fixed cost, so many small messages are slow. In a coalesce() block, all_reduces
-are collected and travel together. prepare() checks the arguments of an operation once, for a loop.
+Every message has a fixed cost, so many small messages are slow. A coalesce() block collects
+all_reduces and sends them together. prepare() checks the arguments of a repeated operation once.
 
     $ mpidist run -n 4 scripts/examples/coalesce.py
     8 gradients, averaged together: 1.5 2.5 3.5 4.5 5.5 6.5 7.5 8.5

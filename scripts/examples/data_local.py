@@ -1,7 +1,7 @@
 """Read an input pipeline in the training processes themselves, without a data service.
 
-Each rank reads its own share of a shuffled dataset. map() works ahead in threads. The state of an
-iterator continues the epoch later, also in another process.
+Each rank reads its own share of a shuffled dataset. map() works ahead in threads. The saved state
+of an iterator continues the epoch later, also in another process.
 
     $ mpidist run -n 2 scripts/examples/data_local.py
     batches of each rank: [13, 12]

@@ -1,7 +1,7 @@
 """Run the input pipeline on data tasks, which feed all workers.
 
-A data task runs a data worker; the first one also runs the dispatcher. The data tasks compute the
-elements. Each element goes to one of the workers, so together they read one epoch.
+Each data task runs a data worker. The first data task also runs the dispatcher. The data workers
+compute the elements. Each element goes to one worker, so the workers together read one epoch.
 
     $ mpidist run --data 1 --worker 2 scripts/examples/data_service.py
     2 workers have read 100 batches; the sum of all elements is 332833500

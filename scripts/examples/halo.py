@@ -1,8 +1,8 @@
 """Solve the heat equation on a rod that is divided over the ranks.
 
 The ranks form a line. In each step, a rank sends its first and its last cell to its neighbours and
-receives theirs (the halo). The ends of the rod are kept at 100 and at 0 degrees. The result is the
-same for any number of ranks that divides 60.
+receives the nearest cells of the neighbours (the halo). The ends of the rod stay at 100 and at 0
+degrees. The result is the same for any number of ranks that divides 60.
 
     $ mpidist run -n 4 scripts/examples/halo.py
     temperatures: [97.7 75.  54.1 36.2 21.7 10.1  2.   1. ]

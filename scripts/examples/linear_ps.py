@@ -1,7 +1,7 @@
 """Fit a linear model with a parameter server.
 
-The ps task holds the variable. Each worker pulls it, computes a gradient, and pushes the gradient.
-The ps task applies the optimizer. Workers do not wait for each other (mode "async").
+The ps task holds the variable. Each worker pulls the variable, computes its gradient and pushes
+the gradient. The ps task applies the optimizer. Workers do not wait for each other (mode "async").
 
     $ mpidist run --ps 1 --worker 2 scripts/examples/linear_ps.py
     w = [ 2. -1.] after 1000 updates by 2 workers

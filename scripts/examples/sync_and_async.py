@@ -1,8 +1,8 @@
 """Train one model in the modes "async" and "sync".
 
 In mode "async" every push is an update, and workers do not wait for each other. In mode "sync" an
-update takes the mean of the gradients of all workers. So the result is that of one process with
-the batches of all workers.
+update takes the mean of the gradients of all workers. So the result equals the result of one
+process with the batches of all workers.
 
     $ mpidist run --ps 1 --worker 2 scripts/examples/sync_and_async.py
     async: 200 updates, w = [ 2. -1.]

@@ -1,7 +1,8 @@
 """Train a torch module with its parameters on parameter servers. Needs the extra torch.
 
 Each step pulls the variables into the parameters of the module and pushes the gradients that
-autograd has computed. Both go through DLPack, so torch and mpidist share the memory.
+autograd has computed. DLPack carries values and gradients, so torch and mpidist share
+the memory.
 
     $ mpidist run --ps 1 --worker 2 scripts/examples/torch_ps.py
     XOR is learned: [0, 1, 1, 0]
