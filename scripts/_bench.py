@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating timing, tables, and JSON."""
+"""Timing of alternating sides, tables and JSON records for the benchmarks."""
 
 import itertools
 import json
@@ -15,20 +15,21 @@ PACKAGES = ("mpidist", "numpy", "mpi4py", "mpich", "openmpi", "torch", "tensorfl
 
 
 def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
-    """Median seconds a call of each side, measured in turns so that all meet the same noise.
+    """Return the median time of a call of each side.
 
-    The order changes from round to round.
+    The sides take turns, so that all sides meet the same noise. Their order changes from round to
+    round.
 
     Args:
-        sides: Name to a function without arguments.
-        rounds: How often each side has its turn.
-        seconds: About how long a turn is; a turn is one call at least.
-        before: Called before each turn, for instance a barrier.
-        warm: Name to what is called, untimed, at the beginning of a turn: so its
-            own memory is in the caches.
+        sides: Functions without arguments, by name.
+        rounds: Number of turns of each side.
+        seconds: Approximate length of a turn. A turn has 1 to 20,000 calls.
+        before: Function to call before each turn, for instance a barrier.
+        warm: Functions to call without timing at the start of a turn, by name. They bring the
+            memory of the side into the caches.
 
     Returns:
-        Name to the median over the rounds.
+        The medians over the rounds in seconds, by name.
     """
     calls = {}
     for name, function in sides.items():
@@ -39,7 +40,7 @@ def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
         once = max(time.perf_counter() - begin, 1e-7)
         calls[name] = max(1, min(int(seconds / once), 20000))
     times = {name: [] for name in sides}
-    # A side that always follows the same other one finds the caches as that one leaves them.
+    # In a fixed order, each side would always find the caches as the same other side leaves them.
     orders = itertools.cycle(itertools.permutations(sides.items()))
     for order in itertools.islice(orders, rounds):
         for name, function in order:
@@ -54,7 +55,7 @@ def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
 
 
 def size_text(nbytes):
-    """A number of bytes, short: 8 B, 64 KiB, 16 MiB."""
+    """Return a number of bytes as a short text: 8 B, 64 KiB, 16 MiB."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
             return f"{nbytes // factor} {unit}"
@@ -62,7 +63,7 @@ def size_text(nbytes):
 
 
 def machine():
-    """What the figures were measured with."""
+    """Return the versions of Python and of the packages of a measurement."""
     packages = {}
     for name in PACKAGES:
         try:
@@ -76,11 +77,11 @@ def report(title, columns, rows, facts, path):
     """Print a table, and write it as JSON if a path is given.
 
     Args:
-        title: Of the table.
-        columns: Names of the columns; the first is text, the others are numbers or None.
-        rows: One list a row.
-        facts: What else belongs into the JSON.
-        path: Of the JSON file, or None.
+        title: Title of the table.
+        columns: Names of the columns. The first column is text, the others are numbers or None.
+        rows: Lists of values, one list for each row.
+        facts: Further entries of the JSON record.
+        path: Path of the JSON file, or None.
     """
     table = Table(title=title)
     for index, column in enumerate(columns):

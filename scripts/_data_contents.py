@@ -1,4 +1,4 @@
-"""What bench_dataservice reads: datasets, and functions of them."""
+"""Datasets and map functions for bench_dataservice."""
 
 import time
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from dataservice import Dataset
 
-# Noise, as images are to who would compress them.
+# Noise: decoded images hardly compress either.
 IMAGES = np.random.default_rng(0).integers(0, 256, (64, 224, 224, 3), np.uint8)
 SMALL = np.ones((1 << 16, 64), np.uint8)
 SLEEP_S = 0.01
@@ -15,21 +15,21 @@ ENDLESS = 1 << 40
 
 
 class Rows:
-    """Rows of an array, over and over: a function of an index, and a dataset for torch.
+    """Rows of an array in an endless cycle: a map function, and a dataset for torch.
 
     Args:
-        array: Of shape (rows, ...).
+        array: Array of shape (rows, ...).
     """
 
     def __init__(self, array):
         self._array = array
 
     def __call__(self, index):
-        """A row."""
+        """Return a row as an array."""
         return self._array[index % len(self._array)]
 
     def __getitem__(self, index):
-        """A row, as a tensor that has not been in shared memory before."""
+        """Return a row as a tensor outside of torch's shared memory."""
         import torch
 
         return torch.from_numpy(self(index))
@@ -40,13 +40,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Content:
-    """What is read, endlessly.
+    """The content of an endless dataset.
 
     Attributes:
-        title: In words.
-        array: Its rows, over and over.
-        batch: How many rows the worker puts into an element; 0 gives rows as they are.
-        nbytes: Of an element.
+        title: Description for the title of the table.
+        array: Array with the rows, which repeat endlessly.
+        batch: Rows that the worker puts into an element. With 0, an element is one row.
     """
 
     title: str
@@ -55,7 +54,7 @@ class Content:
 
     @property
     def nbytes(self):
-        """See above."""
+        """The size of an element in bytes."""
         return self.array[0].nbytes * (self.batch or 1)
 
 
@@ -67,17 +66,17 @@ CONTENTS = {
 
 
 def nap(index):
-    """Take 10 ms."""
+    """Sleep for 10 ms and return the index."""
     time.sleep(SLEEP_S)
     return index
 
 
 def fill(index):
-    """A MiB of memory of its own."""
+    """Return a new array of 1 MiB."""
     return np.full(1 << 20, index, np.uint8)
 
 
-# By name: our datasets of a number of elements.
+# Functions that make our datasets of a given number of elements, by name.
 EPOCHS = {
     "batches": lambda count: Dataset.range(count).map(Rows(IMAGES[None])),
     "small": lambda count: Dataset.from_tensor_slices(np.resize(SMALL, (count, SMALL.shape[1]))),

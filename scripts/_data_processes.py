@@ -1,6 +1,7 @@
-"""The processes that bench_dataservice starts: dispatchers, workers, consumers, TensorFlow's.
+"""Processes of bench_dataservice: dispatchers, workers, consumers, and TensorFlow's service.
 
-Each says when it is ready, does what it is told in lines, and ends when nobody talks to it.
+Each process prints a line when it is ready, carries out the orders on its standard input, and ends
+when the parent closes that input.
 """
 
 import json
@@ -14,19 +15,21 @@ ENDS_WITHIN_S = 20.0
 
 
 class Child:
-    """A process of this file: not a rank, even where this process is one.
+    """A process that runs a role of this file.
+
+    The process is not an MPI rank, even if its parent is one.
 
     Args:
-        role: What it is to be: a key of ``ROLES``.
-        arguments: For the role.
+        role: Role of the process, a key of ``ROLES``.
+        arguments: Arguments of the role.
 
     Attributes:
-        ready: What it said when it was ready.
-        pid: Its process id.
+        ready: First line of the process, printed when the process is ready.
+        pid: Process id.
     """
 
     def __init__(self, role, *arguments):
-        # Without the launcher's variables it does not look for MPI.
+        # Without the launcher's variables, mpidist does not initialize MPI in the child.
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI"))}
         command = [sys.executable, __file__, role, *map(str, arguments)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -35,23 +38,23 @@ class Child:
         self.ready = self.hear()
 
     def say(self, line):
-        """Tell it something."""
+        """Send a line to the process."""
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def hear(self):
-        """Its next line."""
+        """Return the next line of the process."""
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"a process of the benchmark ended: {' '.join(self._process.args)}")
         return line.strip()
 
     def is_busy(self, seconds):
-        """Whether it says nothing for so long."""
+        """Return whether the process prints nothing for some seconds."""
         return not select.select([self._process.stdout], [], [], seconds)[0]
 
     def stop(self):
-        """Let it end."""
+        """Close the input of the process and wait for its end."""
         self._process.stdin.close()
         try:
             self._process.wait(ENDS_WITHIN_S)
@@ -61,15 +64,15 @@ class Child:
 
 
 class Service:
-    """Our dispatcher and workers over tcp, each a plain process of this host.
+    """Our dispatcher and workers over tcp, each in a plain process of this host.
 
     Args:
-        workers: How many to start with.
-        sockets: Whether they share no memory with others, as between hosts.
+        workers: Number of workers at the start.
+        sockets: Whether data travels over sockets, as between hosts, and not in shared memory.
 
     Attributes:
-        target: For ``distribute``.
-        workers: The processes.
+        target: Address for ``distribute``.
+        workers: Processes of the workers.
     """
 
     def __init__(self, workers=1, sockets=False):
@@ -80,30 +83,30 @@ class Service:
         self.grow(workers)
 
     def grow(self, count):
-        """Start workers until there are so many."""
+        """Start workers until there are ``count`` workers."""
         while len(self.workers) < count:
             self.workers.append(Child("worker", self.target, self._sockets))
 
     def stop(self):
-        """End all."""
+        """Stop the workers and the dispatcher."""
         for child in (*self.workers, self._dispatcher):
             child.stop()
 
 
 def memory_of(pid):
-    """MiB of a process in RAM: its own memory, and what it sees of shared memory."""
+    """Return the resident memory of a process in MiB: private memory and shared memory."""
     with open(f"/proc/{pid}/status") as lines:
         fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem")]
 
 
 def tell(line):
-    """Say a line to who started this process."""
+    """Print a line for the parent process."""
     print(line, flush=True)
 
 
 def be_dispatcher():
-    """Serve until nobody talks to us."""
+    """Run a dispatcher until the parent closes the standard input."""
     from dataservice import DispatchServer
 
     with DispatchServer(port=0, protocol="tcp") as server:
@@ -112,7 +115,7 @@ def be_dispatcher():
 
 
 def be_worker(dispatcher, sockets):
-    """Serve until nobody talks to us."""
+    """Run a worker until the parent closes the standard input."""
     from dataservice import WorkerServer
     from mpidist.rpc import tcp_connection
 
@@ -124,7 +127,10 @@ def be_worker(dispatcher, sockets):
 
 
 def be_consumer(dispatcher, content, job):
-    """Read an epoch of a shared job at each line, or slowly as many elements as it says."""
+    """Read an epoch of a shared job for each line of the standard input.
+
+    A line holds the keyword arguments of ``read`` as JSON.
+    """
     from _data_contents import EPOCHS
 
     from dataservice import distribute
@@ -139,7 +145,14 @@ def be_consumer(dispatcher, content, job):
 
 
 def read(dataset, most=None, pause_s=0.0, first_pause_s=0.0):
-    """When the first and the last element came, and how many."""
+    """Read a dataset. Return the times of the first and the last element, and their number.
+
+    Args:
+        dataset: Dataset to read.
+        most: Number of elements after which to stop. By default, read the whole epoch.
+        pause_s: Pause after each element.
+        first_pause_s: Additional pause after the first element.
+    """
     first, last, count = None, None, 0
     with iter(dataset) as elements:
         for _ in elements:
@@ -156,7 +169,7 @@ def read(dataset, most=None, pause_s=0.0, first_pause_s=0.0):
 
 
 def be_tensorflow():
-    """TensorFlow's dispatcher, and a worker beside it."""
+    """Run TensorFlow's dispatcher and a worker until the parent closes the input."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from tensorflow.data.experimental import service
@@ -167,7 +180,7 @@ def be_tensorflow():
     tell(dispatcher.target)
     sys.stdin.read()
     del worker
-    os._exit(0)  # its servers take long to end
+    os._exit(0)  # TensorFlow's servers take long to end
 
 
 ROLES = {

@@ -1,4 +1,4 @@
-"""What bench_dataservice times: elements of our service, of TensorFlow's, torch and Grain."""
+"""Sides of bench_dataservice: our service, TensorFlow's service, torch and Grain."""
 
 import os
 
@@ -9,7 +9,7 @@ from _data_processes import Child
 
 from dataservice import Dataset, distribute
 
-_DRAINED = 16  # elements before those that are timed, so that what was made ahead is used up
+_DRAINED = 16  # untimed elements before the timed ones, to use up the prefetched elements
 _PLACES = 16
 
 
@@ -17,10 +17,10 @@ class Turn:
     """A timed use of an iterator.
 
     Args:
-        make: Makes the iterator; untimed.
-        use: What is timed; gets the iterator.
-        begin: Called with the iterator before each use, untimed.
-        keep: Whether one iterator is made for all turns, because to make one takes seconds.
+        make: Function that makes the iterator. It is not timed.
+        use: Timed function of the iterator.
+        begin: Function to call with the iterator before each use. It is not timed.
+        keep: Whether all turns use the same iterator, because it takes seconds to make one.
     """
 
     def __init__(self, make, use, begin=lambda iterator: None, keep=False):
@@ -32,14 +32,14 @@ class Turn:
         self._is_fresh = False
 
     def open(self):
-        """Be ready to be timed."""
+        """Prepare the iterator for a timed use."""
         if self._iterator is None:
             self._iterator = self._make()
         self._begin(self._iterator)
         self._is_fresh = True
 
     def run(self):
-        """What is timed."""
+        """Use the iterator. This call is timed."""
         if not self._is_fresh:
             self.close()
             self.open()
@@ -47,7 +47,7 @@ class Turn:
         self._use(self._iterator)
 
     def close(self):
-        """Leave nothing that works while others are timed."""
+        """Close the iterator, so that it does not work while other sides are timed."""
         if self._keep or self._iterator is None:
             return
         if hasattr(self._iterator, "close"):
@@ -56,7 +56,7 @@ class Turn:
 
 
 def take_turns(turns, rounds):
-    """Median seconds of each turn, by name."""
+    """Return the median seconds of each turn, by name."""
 
     def close_all():
         for turn in turns.values():
@@ -70,7 +70,7 @@ def take_turns(turns, rounds):
 
 
 def taker(count):
-    """A function that takes so many elements of an iterator."""
+    """Return a function that takes ``count`` elements of an iterator."""
 
     def take(iterator):
         for _ in range(count):
@@ -80,24 +80,24 @@ def taker(count):
 
 
 def ending(make):
-    """The end of an epoch alone: from its last element, the 100th, to StopIteration."""
+    """Time the end of an epoch: from its last element, the 100th, to StopIteration."""
     return Turn(make, lambda elements: next(elements, None), taker(100))
 
 
 def whole(make):
-    """A whole epoch, from ``iter`` to StopIteration."""
+    """Time a whole epoch, from ``iter`` to StopIteration."""
     return Turn(lambda: None, lambda _: [None for _ in make()])
 
 
 def stream(make, count, keep=False):
-    """Elements in the middle of a long iteration."""
+    """Time elements in the middle of a long iteration."""
     return Turn(make, taker(count), taker(min(count, _DRAINED)), keep)
 
 
 def our_stream(content, target, mode, count):
-    """Endless elements of a service."""
+    """Time elements of an endless dataset of our service."""
     if len(content.array) <= len(IMAGES):
-        # Not repeated: that would be a pass, and in distributed_epoch at least a split, an element.
+        # With repeat(), each element would be a pass, and in distributed_epoch at least a split.
         dataset = Dataset.range(ENDLESS).map(Rows(content.array))
     else:
         dataset = Dataset.from_tensor_slices(content.array).repeat()
@@ -108,7 +108,10 @@ def our_stream(content, target, mode, count):
 
 
 def memcpy(count):
-    """Copies of all images to one place again and again, and to places that no cache holds."""
+    """Time copies of all images.
+
+    The copies go to one target again and again, or to 16 targets in turn, which no cache holds.
+    """
     targets = [IMAGES.copy() for _ in range(_PLACES)]
 
     def copy(places):
@@ -130,7 +133,7 @@ class TensorFlow:
 
     @classmethod
     def start(cls):
-        """Start it, or give None where TensorFlow is not installed."""
+        """Start the service. Return None if TensorFlow is not installed."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             import tensorflow as tf
@@ -139,7 +142,7 @@ class TensorFlow:
         return cls(tf)
 
     def stream(self, content, count, compression):
-        """Endless elements."""
+        """Time elements of an endless dataset."""
         dataset = self._tf.data.Dataset.from_tensor_slices(content.array).repeat()
         if content.batch:
             dataset = dataset.batch(content.batch)
@@ -147,7 +150,7 @@ class TensorFlow:
         return stream(lambda: iter(dataset), count)
 
     def range(self, count):
-        """A function that starts an epoch of so many elements."""
+        """Return a function that starts an epoch of ``count`` elements."""
         dataset = self._distributed(self._tf.data.Dataset.range(count), "AUTO")
         return lambda: iter(dataset)
 
@@ -157,12 +160,15 @@ class TensorFlow:
         return dataset.apply(apply)
 
     def stop(self):
-        """End it."""
+        """Stop the process of the service."""
         self._child.stop()
 
 
 def torch_stream(content, count):
-    """DataLoader with a worker process; None where torch is not installed."""
+    """Time elements of a DataLoader with one worker process.
+
+    Return None if torch is not installed.
+    """
     try:
         from torch.utils.data import DataLoader
     except ImportError:
@@ -174,7 +180,10 @@ def torch_stream(content, count):
 
 
 def grain_stream(content, count):
-    """Grain with a worker process; None where it is not installed."""
+    """Time elements of a Grain dataset with one worker process.
+
+    Return None if Grain is not installed.
+    """
     try:
         import grain
     except ImportError:

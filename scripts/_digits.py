@@ -1,6 +1,7 @@
 """Handwritten digits: the 1,797 images of 8 x 8 pixels that come with scikit-learn.
 
-Its file is read as it is, without it: to import scikit-learn takes two seconds on every rank.
+This module reads the data file without an import of scikit-learn, which takes two seconds on every
+rank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ Array = NDArray[Any]
 
 
 def load_digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Images for training and images held out, a fifth of each digit: the same in every run.
+    """Return the images for training and the held-out images, a fifth of each digit.
+
+    The split is the same in every run.
 
     Returns:
         Two pairs: images of shape (n, 64), float32 in 0 to 1, and digits of shape (n,), int64.

@@ -1,4 +1,4 @@
-"""What train_digits shows and writes: a progress bar, a learning curve, and its results."""
+"""Output of train_digits: a progress bar, a learning curve, and a file of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategy import ParameterServerStrategy
 
 @dataclass
 class Point:
-    """One point of the learning curve."""
+    """A point of the learning curve."""
 
     step: int
     epoch: int
@@ -32,14 +32,14 @@ class Point:
 
 @dataclass
 class Meter:
-    """What happened since the last point."""
+    """Losses, pending pushes and staleness since the last point of the learning curve."""
 
     losses: list[float] = field(default_factory=list)
     pushes: list[mpidist.Work] = field(default_factory=list)
     staleness: list[float] = field(default_factory=list)
 
     def collect(self) -> None:
-        """Take the staleness of the pushes that have been applied."""
+        """Record the staleness of the pushes that have been applied."""
         done = [push for push in self.pushes if push.is_completed()]
         self.pushes = [push for push in self.pushes if not push.is_completed()]
         applied = [push.result() for push in done]
@@ -47,13 +47,15 @@ class Meter:
 
 
 class Reporter:
-    """What the chief shows and writes; on other workers it only counts.
+    """Progress bar and learning curve of the chief.
+
+    On other workers, a reporter only records losses and pushes.
 
     Args:
-        args: The command line.
-        strategy: Of the training.
-        accuracy: Evaluates the weights.
-        first_epoch: How many there have been before.
+        args: Arguments of the command line.
+        strategy: Strategy of the training.
+        accuracy: Function that evaluates the weights.
+        first_epoch: Number of epochs before this run.
     """
 
     def __init__(
@@ -89,19 +91,19 @@ class Reporter:
         self.progress.stop()
 
     def step(self, loss: float, push: mpidist.Work) -> None:
-        """Take note of one update."""
+        """Record the loss and the push of one update."""
         self.meter.losses.append(loss)
         self.meter.pushes.append(push)
         self.meter.collect()
 
     def settle(self) -> None:
-        """Wait until all updates of this worker have been applied."""
+        """Wait until all pushes of this worker have been applied."""
         for push in self.meter.pushes:
             push.wait()
         self.meter.collect()
 
     def epoch(self, done: int) -> None:
-        """Take note of the end of an epoch; the chief evaluates."""
+        """Record the end of an epoch. The chief evaluates the weights."""
         if not self.strategy.is_chief:
             self.meter = Meter(pushes=self.meter.pushes)
             return
@@ -114,7 +116,7 @@ class Reporter:
         )
 
     def measure(self, epoch: int) -> Point:
-        """A point of the learning curve."""
+        """Add a point to the learning curve and return it."""
         self.settle()
         now, step = time.perf_counter(), int(self.strategy.global_step)
         point = Point(
@@ -132,7 +134,7 @@ class Reporter:
         return point
 
     def finish(self, checkpoint: str) -> None:
-        """Evaluate once more, write everything, and print the accuracy."""
+        """Evaluate the weights, write all files, and print the accuracy."""
         accuracy = self.accuracy()
         self.args.output_dir.mkdir(parents=True, exist_ok=True)
         path = self.args.output_dir / "learning_curve.png"
@@ -154,8 +156,8 @@ class Reporter:
 
 
 def plot(curve: Sequence[Point], path: Path) -> None:
-    """Draw the loss, the accuracy and the staleness over the updates, in a panel each."""
-    from matplotlib.figure import Figure  # only the chief needs it, and only now
+    """Draw the loss, the accuracy and the staleness over the updates, one panel each."""
+    from matplotlib.figure import Figure  # a slow import that only the chief needs
 
     steps = [point.step for point in curve]
     figure = Figure(figsize=(7, 8), layout="constrained")

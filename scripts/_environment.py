@@ -1,6 +1,6 @@
-"""Virtual environments for the scripts here: made when first needed, kept under ``.venv``.
+"""Virtual environments of the scripts, made at the first use and kept under ``.venv``.
 
-Uses the standard library alone: nothing else is there before the first environment is.
+This module uses only the standard library, because it makes the first environment.
 """
 
 import contextlib
@@ -17,15 +17,18 @@ OLDEST = (3, 11)
 # Extras and groups of the environment "docs", which builds the site and runs its examples.
 DOCS = (["mpich", "demo", "fast", "compress", "torch"], ["test", "docs"])
 _UNWANTED = (
-    # They would lead Python, pip or mpi4py away from the environment.
+    # These variables would direct Python, pip or mpi4py away from the environment.
     *("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "MPI4PY_LIBMPI"),
-    # Each of the many processes that the scripts start would compile all modules anew: 0.3 s.
+    # With this variable, each process of the scripts would compile all modules again: 0.3 s.
     "PYTHONDONTWRITEBYTECODE",
 )
 
 
 def ensure_python():
-    """Go on under a Python that is new enough, or say that there is none."""
+    """Restart the script under Python 3.11 or newer if necessary.
+
+    Exit with a message if there is no such Python.
+    """
     if sys.version_info >= OLDEST:
         return
     for minor in range(OLDEST[1], OLDEST[1] + 10):
@@ -36,20 +39,20 @@ def ensure_python():
 
 
 def clean_environ():
-    """The environment for programs of a virtual environment."""
+    """Return the environment variables for programs of a virtual environment."""
     return {name: value for name, value in os.environ.items() if name not in _UNWANTED}
 
 
 def environment(name, extras=(), groups=()):
-    """Make a virtual environment with the project in it, unless it is there as it should be.
+    """Make a virtual environment with the project, unless it exists and is current.
 
     Args:
-        name: Its name.
+        name: Name of the environment.
         extras: Extras of the project to install.
         groups: Dependency groups of the project to install.
 
     Returns:
-        The folder with its programs.
+        The folder with the programs of the environment.
     """
     folder = ROOT / ".venv" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,7 @@ def environment(name, extras=(), groups=()):
     stamp = hashlib.sha256("\n".join(wanted).encode()).hexdigest()
     stamp_file = folder / "stamp"
     with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another script may want the same one now
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another script may make the same environment
         with contextlib.suppress(FileNotFoundError):
             if stamp_file.read_text() == stamp:
                 return folder / "bin"
@@ -68,7 +71,7 @@ def environment(name, extras=(), groups=()):
 
 
 def _make(folder, extras, groups):
-    """Make the environment from nothing."""
+    """Make a new virtual environment and install the project in it."""
     environ = clean_environ()
     environ.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore")
     project = f".[{','.join(extras)}]" if extras else "."
@@ -76,7 +79,7 @@ def _make(folder, extras, groups):
     chosen = [word for group in groups for word in ("--group", group)]
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [*pip, "--upgrade", "pip>=25.1"],  # the first that knows --group
+        [*pip, "--upgrade", "pip>=25.1"],  # the first version with --group
         [*pip, "--editable", project, *chosen],
     ):
         if subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode != 0:

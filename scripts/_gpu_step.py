@@ -1,4 +1,4 @@
-"""Training steps on a GPU: what travels before and after the computing, and beside it."""
+"""Training steps on a GPU, with copies that overlap the computation or wait for it."""
 
 import math
 import time
@@ -8,26 +8,27 @@ import numpy as np
 from mpidist.gpu import cupy
 from strategy import get_variable, optimizers, read_values, to_host_ahead
 
-AT_ONCE = 16  # steps that are timed together: the first pull and the last push pass by nothing
+AT_ONCE = 16  # steps of one timed call; its first pull and last push overlap with nothing
 MOST_PRODUCTS = 2000
 
 
 class Steps:
-    """Steps with one square matrix, which is pulled, multiplied with itself, and pushed to.
+    """Steps that pull one square matrix, multiply it with itself, and push a gradient.
 
     Args:
-        strategy: With a GPU.
-        nbytes: About how large the matrix is.
+        strategy: Strategy with a GPU.
+        nbytes: Approximate size of the matrix.
 
     Attributes:
-        products: How often it is multiplied in a step: as long as the pull and the push take.
+        products: Number of products in a step. They take as long as the pull and the push, with at
+            most MOST_PRODUCTS products.
     """
 
     def __init__(self, strategy, nbytes):
         self.strategy, self.products = strategy, 1
         side = math.isqrt(nbytes // 4)
         with strategy.scope():
-            start = np.eye(side, dtype="f4")  # whose products stay finite
+            start = np.eye(side, dtype="f4")  # products of the identity stay finite
             self.variable = get_variable(f"step {nbytes}", initializer=start)
         self.sgd = optimizers.SGD(1e-12)
         self.values = strategy.run(self._pulled)
@@ -37,7 +38,10 @@ class Steps:
         self.products = min(max(1, round(travel / _seconds(self.compute))), MOST_PRODUCTS)
 
     def sides(self):
-        """What is timed, by name; "overlapped" is so many steps as AT_ONCE."""
+        """Return the timed functions by name.
+
+        A call of "overlapped" runs AT_ONCE steps.
+        """
         return {
             "pull": self.pull,
             "push": self.push,
@@ -47,27 +51,27 @@ class Steps:
         }
 
     def pull(self):
-        """Pull the matrix to the GPU, and wait."""
+        """Pull the matrix to the GPU and wait."""
         self.values = self.strategy.run(self._pulled)
         _finish()
 
     def push(self):
-        """Push a gradient that lies there, and wait."""
+        """Push a gradient from the GPU and wait."""
         self.sgd.apply_gradients([(self.gradient, self.variable)]).wait()
 
     def compute(self):
-        """Compute a gradient, and wait."""
+        """Compute a gradient and wait."""
         self.gradient = self._computed(self.values)
         _finish()
 
     def one_by_one(self):
-        """A step whose parts wait for each other."""
+        """Pull, compute and push, and wait after each part."""
         self.pull()
         self.compute()
         self.push()
 
     def _overlapped(self):
-        """Steps whose gradients are pushed, and values pulled, while the next one is computed."""
+        """Run steps that push the last gradient and pull values during the products."""
         values, leaving = self._pulled(), None
         for _ in range(AT_ONCE):
             gradient = self._computed(values)
@@ -92,7 +96,10 @@ def _finish():
 
 
 def _seconds(function):
-    """Return the shortest time of a call: on a loaded machine most calls take longer."""
+    """Return the shortest time of a call.
+
+    On a loaded machine most calls take longer.
+    """
     times = []
     for _ in range(7):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What bench_group times: each operation as ours, mpi4py's and gloo's."""
+"""Sides of bench_group: each operation by mpidist, mpi4py and gloo."""
 
 import numpy as np
 
@@ -8,16 +8,20 @@ OBJECT = {"a": 1, "bytes": 8}
 
 
 class Memory:
-    """What the operations work on: float32, one part a rank.
+    """Arrays and objects for the operations. All arrays are float32.
 
     Attributes:
-        part: Of ``nbytes``.
-        target: As large.
-        whole: As many parts as there are ranks.
-        other: As large as the whole.
-        split: The whole, as a list.
-        rows: The same on the root, and None elsewhere.
-        pieces: The part in eight, as gradients of layers are.
+        part: Array of ``nbytes``.
+        target: Array of the size of the part.
+        whole: Array with the size of one part for each rank.
+        other: Array of the size of the whole.
+        split: Views of the whole, one for each rank.
+        others: Views of ``other``, one for each rank.
+        rows: The list ``split`` on the root, None on other ranks.
+        pieces: Eight arrays with an eighth of the elements of the part, like gradients of layers.
+        objects: List with a place for the object of each rank.
+        given: Objects to scatter on the root, None on other ranks.
+        at_root: List for the gathered objects on the root, None on other ranks.
     """
 
     def __init__(self, group, nbytes, zeros):
@@ -34,26 +38,29 @@ class Memory:
 
 
 def written_zeros(count):
-    """Zeros that have memory of their own: what was never written lies in one page of zeros."""
+    """Return zeros in memory of their own.
+
+    Without writes, all pages of the array would map to a single page of zeros.
+    """
     array = np.empty(count, np.float32)
     array[:] = 0
     return array
 
 
 def reduce_pieces(comm, memory, mpi):
-    """What is done without coalescing."""
+    """Reduce each piece by a call of its own, without coalescing."""
     for piece in memory.pieces:
         comm.Allreduce(mpi.IN_PLACE, piece)
 
 
 def reduce_raw(comm, memory, mpi):
-    """In place on the root."""
+    """Reduce to rank 0, in place on this root."""
     is_root = comm.rank == 0
     send, recv = (mpi.IN_PLACE, memory.part) if is_root else (memory.part, None)
     comm.Reduce(send, recv, root=0)
 
 
-# By name: the call of torch.distributed's name, ours and gloo's alike, and mpi4py's.
+# By name: the call of mpidist and of gloo, which has the same form, and the call of mpi4py.
 ON_ARRAYS = {
     "all_reduce": (
         lambda d, m: d.all_reduce(m.part),
@@ -134,15 +141,17 @@ NAMES = [*ON_ARRAYS, "prepared all_reduce", *OF_MPI_ALONE, *WITHOUT_SIZE, "ping-
 
 
 def group_of(package):
-    """The default group; only ours has it as an object with these methods."""
+    """Return the default group of a package.
+
+    Only the default group of mpidist has the operations that this file calls on it.
+    """
     return package.GroupMember.WORLD
 
 
 def sides_of(name, group, nbytes, gloo):
-    """An operation by each of those who can carry it out.
+    """Return functions that carry out an operation, by the name of the side.
 
-    Returns:
-        Name of the side to a function.
+    Only sides that have the operation are included.
     """
     if name == "ping-pong":
         return ping_pong_sides(group, nbytes, gloo)
@@ -165,13 +174,13 @@ def sides_of(name, group, nbytes, gloo):
 
 
 def prepared_sides(group, nbytes):
-    """An all-reduce that is repeated; MPI's persistent one is the peer."""
+    """Return a prepared all_reduce, and as its peer a persistent one of MPI, by name."""
     from mpi4py import MPI
 
     array, other = written_zeros(nbytes // 4), written_zeros(nbytes // 4)
     raw = MPI.COMM_WORLD.Allreduce_init(MPI.IN_PLACE, other)
 
-    def repeat(memory=other):  # which the request does not keep
+    def repeat(memory=other):  # the request holds no reference to the array
         raw.Start()
         raw.Wait()
 
@@ -179,7 +188,10 @@ def prepared_sides(group, nbytes):
 
 
 def ping_pong_sides(group, nbytes, gloo):
-    """There and back between ranks 0 and 1; the others wait at the next barrier."""
+    """Return functions that send an array back and forth between ranks 0 and 1.
+
+    On other ranks the functions do nothing. These ranks wait at the next barrier.
+    """
     from mpi4py import MPI
 
     array = written_zeros(nbytes // 4)

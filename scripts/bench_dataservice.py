@@ -1,13 +1,14 @@
-"""Time the data service: beside memcpy, TensorFlow's, torch's DataLoader and Grain.
+"""Time the data service against memcpy, TensorFlow's service, torch's DataLoader and Grain.
 
     mpidist run --worker 1 --data 1 scripts/bench_dataservice.py [--only batches,small]
         [--json results.json]
     python scripts/bench_dataservice.py    # without the service over mpi
 
-Elements are made in one process and read in another. "mpi" is
-the job data of this world, "tcp" a dispatcher and a worker in plain processes of this host, which
-share memory; "sockets" the same without, as between hosts. Every figure is a median; the sides take
-turns in one run. The peers are those that are installed.
+One process makes the elements and another process reads them. "mpi" is the job data of this world.
+"tcp" is a dispatcher and a worker in plain processes of this host, which share memory. "sockets" is
+the same without shared memory, as between hosts. Times and rates are medians, and the sides take
+turns in one run. Figures of memory are peaks of one epoch. The benchmark includes the peers that
+are installed.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from mpidist.cluster_resolver import MPIClusterResolver
 from mpidist.errors import UnimplementedError
 
 COMPRESSIONS = {"": "AUTO", ", uncompressed": None}
-# Elements of a turn: some tenths of a second.
+# Elements of a turn, which takes some tenths of a second.
 COUNTS = {
     "batches": {"ours": 150, "memcpy": 150, "tensorflow": 12, "torch": 40, "grain": 20},
     "images": {"ours": 60, "memcpy": 150, "tensorflow": 12, "torch": 12, "grain": 12},
@@ -51,7 +52,7 @@ LENGTHS = [256, 4096]
 
 
 def main():
-    """Be the job data, or the process that measures."""
+    """Run the data task, or measure on the first worker or the only process."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to, one a part")
     parser.add_argument("--only", help=f"of {','.join(PARTS)}; by default all")
@@ -75,7 +76,7 @@ def main():
 
 
 def measure(parts, args, targets):
-    """Run the parts, and report each as soon as it is done."""
+    """Run the parts, and report each part as soon as it is done."""
     services = {"tcp": Service(), "sockets": Service(sockets=True)}
     targets = targets | {name: service.target for name, service in services.items()}
     peers = args.peers.split(",")
@@ -92,13 +93,13 @@ def measure(parts, args, targets):
 
 
 class Bench:
-    """The parts of the benchmark; each gives a title, columns and rows.
+    """The parts of the benchmark. Each part returns a title, columns and rows.
 
     Args:
-        targets: Of our services, by name.
-        tensorflow: Its service, or None.
-        peers: Names of those that may be used.
-        rounds: How often each side has its turn.
+        targets: Addresses of our services, by name.
+        tensorflow: TensorFlow's service, or None.
+        peers: Names of the peers to include.
+        rounds: Number of turns of each side.
     """
 
     def __init__(self, targets, tensorflow, peers, rounds):
@@ -108,7 +109,7 @@ class Bench:
         self.rounds = rounds
 
     def elements(self, part):
-        """The rate in the middle of an epoch."""
+        """Measure the rate in the middle of an epoch."""
         content, counts = CONTENTS[part], COUNTS[part]
         turns = {
             name: our_stream(content, target, "parallel_epochs", counts["ours"])
@@ -141,7 +142,7 @@ class Bench:
         return content.title, columns, rows
 
     def ends(self):
-        """What an epoch takes besides its elements."""
+        """Measure the time of an epoch apart from its elements."""
         makers = {name: partial(epoch_of, target) for name, target in self.targets.items()}
         if self.tensorflow is not None:
             makers["tensorflow"] = lambda count: self.tensorflow.range(count)
@@ -153,7 +154,7 @@ class Bench:
         return "end of an epoch", columns, rows
 
     def naps(self):
-        """How workers add up."""
+        """Measure the rate of several workers with a map that sleeps."""
         service, rows, count = Service(workers=0), [], 40
         columns = ["workers", "elements/s", "of n sleepers", "whole epoch s", "of n sleepers"]
         for workers in WORKERS:
@@ -162,7 +163,7 @@ class Bench:
             endless = Dataset.range(1 << 20).map(nap).apply(apply)
             epoch = Dataset.range(count * workers).map(nap).apply(apply)
             turns = {
-                # From far in, so that all workers have begun and nothing has been made ahead.
+                # A late start: all workers have begun, and the prefetched elements are used up.
                 "middle": Turn(partial(iter, endless), taker(count * workers), taker(8 * workers)),
                 "epoch": whole(partial(iter, epoch)),
                 "alone": Turn(lambda: None, lambda _: [nap(i) for i in range(count)]),
@@ -181,7 +182,7 @@ class Bench:
         return f"a map that sleeps {1e3 * SLEEP_S:g} ms", columns, rows
 
     def memory(self):
-        """What a slow consumer and a fast worker grow by."""
+        """Measure the memory growth of a slow consumer and a fast worker."""
         columns = ["elements of 1 MiB", "worker MiB", "shared", "consumer MiB", "shared"]
         rows = []
         for sockets in (False, True):
@@ -193,7 +194,7 @@ class Bench:
         return "memory at most, while the consumer is slow", columns, rows
 
     def states(self):
-        """What it takes to put a position away and to go on from it."""
+        """Measure the time to save a position and to continue from it."""
         service = distribute("distributed_epoch", self.targets["tcp"], deterministic=True)
         datasets = {
             "local": Dataset.range(1 << 24).map(int),
@@ -211,7 +212,7 @@ class Bench:
         return "putting a position away, and going on", columns, rows
 
     def state_at(self, name, dataset, position):
-        """One row."""
+        """Return the row of a dataset at a position."""
         with iter(dataset) as elements:
             taker(position)(elements)
             state = elements.get_state()
@@ -226,7 +227,7 @@ class Bench:
         return [f"{name}, {position:,}", nbytes, 1e6 * times["put away"], 1e3 * times["next"]]
 
     def shared(self):
-        """Consumers that share a job with one worker."""
+        """Measure the rate of consumers that share a job with one worker."""
         columns = ["content", "1 consumer, elements/s", "4 consumers", "of 1"]
         rows = []
         for content, count in (("batches", 200), ("small", 100_000)):
@@ -251,12 +252,15 @@ class Bench:
 
 
 def epoch_of(target, count):
-    """A function that starts an epoch of so many elements."""
+    """Return a function that starts an epoch of ``count`` elements."""
     return partial(iter, Dataset.range(count).apply(distribute("distributed_epoch", target)))
 
 
 def growth_of(service, length):
-    """How much worker and consumer grow by, as memory_of says, while an epoch is read slowly."""
+    """Return the memory growth of the worker and of a slow consumer.
+
+    The figures are peaks during the epoch, in the form of ``memory_of``.
+    """
     consumer = Child("consumer", service.target, f"fresh:{length}", f"slow {length}")
     pids = [service.workers[0].pid, consumer.pid]
     before = np.array([memory_of(pid) for pid in pids])
@@ -269,7 +273,7 @@ def growth_of(service, length):
 
 
 def rate_of(consumers):
-    """Elements a second of consumers that begin an epoch together."""
+    """Return the elements a second of consumers that start an epoch together."""
     for child in consumers:
         child.say("{}")
     said = [json.loads(child.hear()) for child in consumers]

@@ -1,14 +1,14 @@
-"""Time endpoints over mpi and tcp: against mpi4py alone and ZeroMQ alone.
+"""Time endpoints over mpi and tcp against plain mpi4py and plain ZeroMQ.
 
     mpidist run -n 2 scripts/bench_endpoint.py [--json results.json]
 
-Rank 1 serves rank 0. "round trip" sends an array and gets it back, one at a time, at first as the
-body of messages, then as a buffer; "stream" sends arrays with four under way, each answered by an
-empty message. Every figure is a median, in microseconds a request; the sides take turns in one run.
-"of raw" is the raw layer's time over ours. Over tcp large buffers travel through shared memory, as
-they do within a host; --sockets has them take the sockets, as between hosts. The last table is a
-server that had nothing to do: what the first request then takes, and how much of a core the server
-takes while it waits.
+Rank 1 serves rank 0. "round trip" sends an array and receives it back, one at a time. The first row
+sends the array as the body of messages, the other rows as a buffer. "stream" sends arrays with four
+under way, and an empty message answers each. Every time is a median, in microseconds a request. The
+sides take turns in one run. "of raw" is the time of plain mpi4py or ZeroMQ over ours. Over tcp,
+large buffers go through shared memory, as within a host. With --sockets they go through sockets, as
+between hosts. The last table is about an idle server: the time of the first request, and the share
+of a core that the waiting server uses.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TAG, REPLY_TAG = 1, 2
 
 
 def main():
-    """Serve on rank 1, measure on rank 0."""
+    """Serve on rank 1 and measure on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=11)
@@ -63,7 +63,7 @@ def main():
 
 
 class Server:
-    """Rank 1: does what rank 0 says, in turn as an endpoint and as a raw peer."""
+    """Rank 1: carries out the orders of rank 0, by an endpoint or by a raw peer."""
 
     def __init__(self, comm):
         self.comm = comm
@@ -78,7 +78,7 @@ class Server:
         comm.send((addresses, port), 0)
 
     def serve(self):
-        """Take orders until the last."""
+        """Carry out orders until the last one."""
         while (order := self.comm.recv(source=0, tag=TAG)) is not None:
             kind, title, nbytes = order
             if kind in self.endpoints:
@@ -93,18 +93,18 @@ class Server:
         self.context.destroy(0)
 
     def echo(self, request):
-        """Give back what came."""
+        """Return the body and the buffers of the request."""
         return Reply(request.body, request.buffers)
 
     def put(self, request):
-        """Take what came."""
+        """Accept the request without a result."""
 
     def end(self, request):
-        """Leave the endpoint."""
+        """End the turn of the endpoint."""
         self.ended = True
 
     def mpi4py(self, title, nbytes):
-        """Echo, or take, arrays until an empty one comes."""
+        """Echo or receive arrays over mpi4py until an empty array comes."""
         array = np.empty(nbytes, np.uint8)
         while True:
             status = self.receive_raw(array)
@@ -113,7 +113,7 @@ class Server:
             self.comm.Send(array if title == "round trip" else array[:0], 0, REPLY_TAG)
 
     def receive_raw(self, array):
-        """One message from rank 0."""
+        """Receive one message of rank 0 and return its status."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -121,7 +121,7 @@ class Server:
         return status
 
     def zmq(self, title, nbytes):
-        """The same over ZeroMQ."""
+        """Echo or receive arrays over ZeroMQ until an empty array comes."""
         while True:
             name, frame = self.socket.recv_multipart(copy=False)
             if len(frame) == 0:
@@ -130,7 +130,7 @@ class Server:
 
 
 class Client:
-    """Rank 0: asks, in turn as an endpoint and as a raw peer."""
+    """Rank 0: sends requests, by an endpoint or by a raw peer."""
 
     def __init__(self, comm):
         self.comm = comm
@@ -141,7 +141,7 @@ class Client:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
     def compare(self, title, nbytes, rounds, in_body=False):
-        """One row of a table."""
+        """Return a row of a table."""
         data, out = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
         count = max(2 * UNDER_WAY, min(400, (64 << 20) // nbytes))
         echo = title == "round trip"
@@ -161,7 +161,10 @@ class Client:
         ]  # fmt: skip
 
     def turn(self, kind, title, nbytes, ask):
-        """A function that has rank 1 take a side, asks, and ends the side."""
+        """Return a function for a turn of a side.
+
+        The function sends an order to rank 1, sends the requests, and ends the turn.
+        """
 
         def run():
             self.comm.send((kind, title, nbytes), 1, TAG)
@@ -177,7 +180,7 @@ class Client:
         return run
 
     def ask(self, kind, echo, data, out, count, in_body):
-        """Requests to the endpoint."""
+        """Send requests to the endpoint."""
         endpoint, address = self.endpoints[kind], self.addresses[kind]
         if in_body:
             for _ in range(count):
@@ -195,7 +198,7 @@ class Client:
                 work.wait()
 
     def ask_mpi4py(self, echo, data, out, count):
-        """The same by plain messages."""
+        """Send the same arrays over mpi4py."""
         if echo:
             for _ in range(count):
                 self.comm.Send(data, 1, TAG)
@@ -214,7 +217,7 @@ class Client:
                 request.Wait()
 
     def ask_zmq(self, echo, data, out, count):
-        """The same over ZeroMQ."""
+        """Send the same arrays over ZeroMQ."""
         under_way = 0
         for _ in range(count):
             self.socket.send(data, copy=False)
@@ -230,7 +233,10 @@ class Client:
             self.socket.recv()
 
     def idle(self, kind, seconds):
-        """A row on a server that waits: median of first requests, and its share of a core."""
+        """Return a row about an idle server.
+
+        The row has the median time of the first request and the share of a core in percent.
+        """
         first = []
         data = np.ones(8, np.uint8)
         for _ in range(9):
@@ -248,7 +254,7 @@ class Client:
         return [kind, 1e6 * statistics.median(first), 100 * busy / seconds]
 
     def stop(self):
-        """End rank 1."""
+        """Stop rank 1 and close the endpoints."""
         self.comm.send(None, 1, TAG)
         for endpoint in self.endpoints.values():
             endpoint.close()

@@ -1,17 +1,21 @@
-"""Time what travels between GPUs and hosts against bare copies of CUDA, and groups against NumPy.
+"""Time copies between GPUs and hosts against bare copies of CUDA, and groups against NumPy.
 
     mpidist run --ps 1 --worker 2 scripts/bench_gpu.py [--json results.json]
 
-Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in microseconds a call;
-the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
-and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
-CuPy. Arrays of CuPy are staged through the host, and go through the backend of a group with GPUs,
-blocking and with async_op. The first worker pulls and pushes a variable of each kind. A training
-step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
-so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
-last the update rules of optimizers run alone: "of bound" is the time that their bytes would take at
-the rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take
-turns with those to variables on its host.
+This needs CuPy and a GPU, which all ranks may share. Every figure is a median. Times are in
+microseconds a call. The sides take turns in one run. The tables are:
+
+copies: "of bus" is the time of one asynchronous copy between pinned memory and the device over
+    ours. Both times include the wait for the copy.
+all_reduce: Both workers reduce arrays of NumPy and of CuPy. Arrays of CuPy are staged through the
+    host, or go through the backend of a group with GPUs, with and without async_op.
+a variable: The first worker pulls and pushes a variable, with arrays on the host and on the GPU.
+training step: A step pulls a matrix, multiplies it for about as long as the copies take, and
+    pushes. The parts run one by one, or pulls and pushes overlap with the products. "hidden" is the
+    time that the overlap saves, as a share of the time of the pull and the push.
+optimizers: The update rules run alone. "of bound" is the time to move their bytes at the rate of a
+    copy within the device, over the time of the rule.
+pushes: Pushes to variables on a GPU of the ps and on its host.
 """
 
 import argparse
@@ -28,14 +32,14 @@ from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.rules import Update, on_arrays
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
-STEPS = [16 << 20, 64 << 20]  # products of smaller matrices are bound by their launches
+STEPS = [16 << 20, 64 << 20]  # the launch dominates products of smaller matrices
 LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30]
 KERNEL_SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 LAUNCHES = 20
 
 
 def main():
-    """All tables, one after the other."""
+    """Run the ps, or measure all tables one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=11)
@@ -67,17 +71,17 @@ def main():
 
 
 def path_of(args, part):
-    """The JSON file of a part, if one is wanted."""
+    """Return the path of the JSON file of a part, or None."""
     return args.json and args.json.replace(".json", f"-{part}.json")
 
 
 def sizes(args, of=SIZES):
-    """Those that are wanted."""
+    """Return the sizes up to --largest."""
     return [size for size in of if size <= args.largest]
 
 
 def staging(args):
-    """Copies to and from the device, against the same by CUDA alone."""
+    """Time copies to and from the device against copies of CUDA alone."""
     courier, rows = Prefetcher(0), []
     for nbytes in sizes(args):
         sides = copies(courier, nbytes)
@@ -92,7 +96,7 @@ def staging(args):
 
 
 def copies(courier, nbytes):
-    """The sides of one size: copies by CUDA alone, and ours."""
+    """Return the sides of one size: copies of CUDA alone, and ours."""
     package = cupy()
     runtime, stream = package.cuda.runtime, package.cuda.Stream()
     data, array = np.ones(nbytes // 4, "f4"), package.zeros(nbytes // 4, "f4")
@@ -123,7 +127,7 @@ def copies(courier, nbytes):
 
 
 def reducing(args, workers):
-    """Time all_reduce of arrays on the host and on the GPU, staged and by the group's backend."""
+    """Time all_reduce of arrays on the host and on the GPU, staged and by the GPU backend."""
     package, rows = cupy(), []
     device = package.cuda.runtime.getDevice()
     on_gpus = mpidist.ProcessGroup(workers.comm.Dup(), "GPUs", device=device)
@@ -136,7 +140,7 @@ def reducing(args, workers):
                 work.wait()
             package.cuda.get_current_stream().synchronize()
 
-        # As often on both: they take part in each other's.
+        # One call a turn, so that both workers make the same number of calls.
         times = alternate(
             {
                 "host": lambda a=on_host: workers.all_reduce(a),
@@ -163,7 +167,7 @@ def reducing(args, workers):
 
 
 def training(args, strategy):
-    """Pulls and pushes of a variable, from and to the host and the device."""
+    """Time pulls and pushes of a variable, with arrays on the host and on the device."""
     package, rows, sgd = cupy(), [], optimizers.SGD(1e-3)
     for nbytes in sizes(args):
         with strategy.scope():
@@ -190,12 +194,12 @@ def training(args, strategy):
 
 
 def stepping(args):
-    """Training steps whose pulls and pushes wait for the computing, and some that pass it by."""
+    """Time training steps whose copies wait for the computation or overlap with it."""
     rows = []
     with ParameterServerStrategy(num_gpus_per_worker=1, name="steps") as strategy:
         for nbytes in sizes(args, STEPS) or [args.largest]:
             steps = Steps(strategy, nbytes)
-            times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # they are long
+            times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # steps take long
             us = {side: 1e6 * seconds for side, seconds in times.items()}
             us["overlapped"] /= AT_ONCE
             hidden = (us["one by one"] - us["overlapped"]) / (us["pull"] + us["push"])
@@ -205,7 +209,7 @@ def stepping(args):
 
 
 def optimizing(args):
-    """The update rules of optimizers, against a copy of the variable within the device."""
+    """Measure the update rules of optimizers against a copy within the device."""
     rows = []
     for nbytes in [size for size in KERNEL_SIZES if size <= 4 * args.largest]:
         source, target = (cupy().zeros(nbytes // 4, "f4") for _ in range(2))
@@ -213,7 +217,7 @@ def optimizing(args):
         moved = {"copy": 2 * nbytes}
         for kind, optimizer in (("SGD", optimizers.SGD(1e-3)), ("Adam", optimizers.Adam(1e-3))):
             sides[kind], arrays = rule_side(optimizer, target, source)
-            moved[kind] = (2 * arrays - 1) * nbytes  # all but the gradient are written, too
+            moved[kind] = (2 * arrays - 1) * nbytes  # reads all, writes all but the gradient
         rates = {}
         for _ in range(args.rounds):
             for name, launch in sides.items():
@@ -228,25 +232,28 @@ def optimizing(args):
 
 
 def copy_within(target, source):
-    """What copies an array within the device once."""
+    """Return a function that starts a copy of an array within the device."""
     runtime = cupy().cuda.runtime
     places = (target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
     return lambda: runtime.memcpyAsync(*places, _stream().ptr)
 
 
 def rule_side(optimizer, param, grad):
-    """Return a function that starts one update by an optimizer, and its number of arrays."""
+    """Return a function that starts an update by an optimizer, and the number of arrays."""
     apply, numbers = on_arrays(optimizer.formula()), optimizer.numbers(1e-3, 1)
     slots = [cupy().zeros(param.size, "f4") for _ in optimizer.slots()]
     return lambda: apply(Update(param, grad, slots, numbers)), 2 + len(slots)
 
 
 def device_seconds(launch):
-    """How long the device takes for one of several launches, which are queued while it is busy."""
+    """Return the time of one launch on the device.
+
+    The launches are queued while the device is busy, so the time to queue them does not count.
+    """
     package = cupy()
     busy = package.zeros(64 << 20, "f4")
     begin, end = package.cuda.Event(), package.cuda.Event()
-    for _ in range(16):  # longer than it takes to queue what follows
+    for _ in range(16):  # longer than it takes to queue the launches
         busy.fill(1)
     begin.record(_stream())
     for _ in range(LAUNCHES):
@@ -261,7 +268,7 @@ def _stream():
 
 
 def pushing(args, strategies):
-    """Pushes from the host to variables on the host of the ps, and on a GPU of its."""
+    """Time pushes from the host to variables on the host and on a GPU of the ps."""
     rows = []
     kinds = {"SGD": optimizers.SGD(1e-3, momentum=0.9), "Adam": optimizers.Adam(1e-3)}
     for nbytes in sizes(args):
@@ -284,7 +291,7 @@ def pushing(args, strategies):
 
 
 def facts():
-    """What the figures were measured on."""
+    """Return the name of the device and the version of CuPy."""
     package = cupy()
     properties = package.cuda.runtime.getDeviceProperties(0)
     return {"device": properties["name"].decode(), "cupy": package.__version__}

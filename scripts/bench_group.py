@@ -1,10 +1,11 @@
-"""Time process groups: ours, mpi4py alone, and torch's gloo where torch is installed.
+"""Time process groups: mpidist, plain mpi4py, and torch's gloo if torch is installed.
 
     mpidist run -n 2 scripts/bench_group.py [--only all_reduce,gather] [--json results.json]
         [--plot results.png]
 
-Every figure is a median, in microseconds a call; the sides take turns in one run. "added" is what
-ours costs over mpi4py alone; "ratio" is the peer's time over ours.
+Every time is a median, in microseconds a call. The sides take turns in one run. "added" is the time
+of mpidist minus the time of plain mpi4py. "of mpi4py's rate" is the time of mpi4py over the time of
+mpidist. "gloo ratio" is the time of gloo over the time of mpidist.
 """
 
 import argparse
@@ -24,7 +25,7 @@ COLUMNS = [
 
 
 def main():
-    """Measure on every rank; rank 0 reports."""
+    """Measure on all ranks and report on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to, one an operation")
     parser.add_argument("--plot", help="PNG file to draw the figures into")
@@ -53,7 +54,11 @@ def main():
 
 
 def draw(tables, title, path):
-    """A picture: what each operation adds at small sizes, and of mpi4py's rate it has at large."""
+    """Draw the results.
+
+    One panel shows the time added to mpi4py at the smallest size. The other panel shows the rate
+    over all sizes, as a share of mpi4py's rate.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -78,7 +83,7 @@ def draw(tables, title, path):
 
 
 def start_gloo(group):
-    """torch.distributed over gloo beside our own group, or None."""
+    """Start torch.distributed with gloo. Return None if torch is not installed."""
     try:
         import torch.distributed as torch_dist
     except ImportError:
@@ -100,7 +105,10 @@ def start_gloo(group):
 
 
 def measure(group, sides, nbytes, rounds):
-    """One row of the table; all ranks must make the same number of calls."""
+    """Return a row of the table.
+
+    All ranks make the same number of calls.
+    """
     counts = {name: calls_of(group, name, nbytes) for name in sides}
     repeated = {name: repeat(function, counts[name]) for name, function in sides.items()}
     times = alternate(repeated, rounds, 0.0, before=group.barrier, warm=sides)
@@ -111,13 +119,16 @@ def measure(group, sides, nbytes, rounds):
 
 
 def calls_of(group, name, nbytes):
-    """Calls of one turn: fixed, since ranks that counted for themselves would not agree."""
+    """Return the number of calls in a turn.
+
+    The number depends only on the size and the side, so that all ranks agree.
+    """
     per_turn = max(16, min(1000, (32 << 20) // nbytes))
     return max(2, per_turn // 20) if name == "gloo" else per_turn
 
 
 def repeat(function, count):
-    """A function that calls another so many times."""
+    """Return a function that calls another function ``count`` times."""
 
     def repeated():
         for _ in range(count):

@@ -1,10 +1,10 @@
-"""Time the steps of workers that wait for each other, one of which is slow.
+"""Time steps in each mode with one slow worker.
 
     mpidist run --ps 1 --worker 3 scripts/bench_modes.py [--json results.json]
 
-Every worker computes for a while (it sleeps), then pushes a gradient of a MiB; the last one takes
-longer. A figure is the median, in milliseconds, of the steps of the first worker; "of sync" is that
-of mode sync over it. The modes take turns.
+Every worker sleeps in place of a computation, then pushes a gradient of 1 MiB. The last worker
+sleeps longer. A figure is the median time of the steps of the first worker, in milliseconds. "of
+sync" is the time in mode sync over the time in this mode. The modes take turns.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ELEMENTS = 1 << 18
 
 
 def main():
-    """Be the ps, or a worker."""
+    """Run the ps or a worker."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--steps", type=int, default=30)
@@ -47,7 +47,7 @@ def main():
 
 
 def compare(args, server):
-    """Measure on all workers, report on the first."""
+    """Measure on all workers and report on the first worker."""
     workers = server.job_group("worker")
     slow = workers.rank() == workers.size() - 1 > 0
     compute_s = (args.slow_ms if slow else args.compute_ms) / 1e3
@@ -65,7 +65,7 @@ def compare(args, server):
 
 
 def steps(name, options, count, compute_s):
-    """Seconds that each step of this worker takes."""
+    """Return the seconds of each step of this worker."""
     strategy = ParameterServerStrategy(**options, name=name)
     with strategy.scope():
         variable = get_variable(name, ELEMENTS, initializer="zeros")

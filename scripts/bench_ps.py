@@ -1,17 +1,17 @@
-"""Time pulls and pushes: ours, memcpy, and TensorFlow's parameter server where it is installed.
+"""Time pulls and pushes against memcpy, and against TensorFlow's ps if it is installed.
 
     mpidist run --ps 1 --worker 1 scripts/bench_ps.py [--json results.json]
 
-A pull reads a float32 variable into an array; a push sends a gradient and waits until it has been
-applied. Every figure is a median, in microseconds a call; the sides take turns in one run, and each
-begins its turn by a call that is not timed.
+A pull reads a float32 variable into an array. A push sends a gradient and waits for the update.
+Every time is a median, in microseconds a call. The sides take turns in one run, and each turn
+starts with an untimed call.
 
-"of memcpy" is memcpy's time over ours, "ratio" TensorFlow's over ours. Adam alone moves 28 bytes an
-element, where memcpy moves 8: "of bound" is 3.5 times memcpy's time over ours. "two under way" is
-the time of a push if each push is sent before the one before it is awaited. "round trips" is the
-time of a push over that of an empty call to the ps. A step of a model of many small variables pulls
-all of them, or pushes a gradient of each. Rows of a table are compared with NumPy's take and
-subtract.at in this process.
+"of memcpy" is the time of memcpy over ours. "ratio" is the time of TensorFlow over ours. Adam moves
+28 bytes an element and memcpy moves 8, so "of bound" is 3.5 times the time of memcpy over ours.
+"two under way" is the time of a push if each push is sent before the wait for the previous push.
+"round trips" is the time of a push over the time of an empty call to the ps. A step of a model of
+many small variables pulls all variables, or pushes a gradient of each variable. Rows of a table are
+compared with NumPy's take and subtract.at in this process.
 """
 
 import argparse
@@ -27,12 +27,12 @@ import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, read_values
 
-MANY, EACH = 200, 1024  # variables of a model of many small ones, and bytes of each
+MANY, EACH = 200, 1024  # small variables of a model, and bytes of each variable
 SIZES = [8, 512, 32 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
 
 def main():
-    """Be the ps, or the worker that measures."""
+    """Run the ps, or measure on the first worker."""
     if "--tensorflow-ps" in sys.argv:
         serve_tensorflow([int(port) for port in sys.argv[-2:]])
         return
@@ -56,7 +56,7 @@ def main():
 
 
 def compare(args, server):
-    """Measure and report."""
+    """Measure all tables and report them."""
     strategy = ParameterServerStrategy(transport=args.transport, nan=args.nan)
     sgd, adam = optimizers.SGD(1e-3), optimizers.Adam(1e-3)
     peer = None if args.no_tensorflow else TensorFlow.start()
@@ -109,7 +109,7 @@ def compare(args, server):
 
 
 def many_variables(strategy, by_name, peer, rounds):
-    """Pull many small variables; push a gradient of each."""
+    """Time pulls of many small variables, and pushes of a gradient of each variable."""
     with strategy.scope():
         made = [get_variable(f"many{i}", EACH // 4, initializer="zeros") for i in range(MANY)]
     gradients = [np.ones(v.shape, v.dtype) for v in made]
@@ -132,7 +132,10 @@ def many_variables(strategy, by_name, peer, rounds):
 
 
 def rows_of_a_table(strategy, optimizer, rounds):
-    """A gather beside np.take, and a push of rows with SGD beside the same in NumPy."""
+    """Time sparse pulls and pushes.
+
+    The peers are np.take, and the update by SGD of the same rows in NumPy.
+    """
     random = np.random.default_rng(0)
     with strategy.scope():
         table = get_variable("table", (200_000, 64), initializer="zeros")
@@ -160,7 +163,10 @@ def rows_of_a_table(strategy, optimizer, rounds):
 
 
 def our_sides(variable, optimizer):
-    """Pull into an array that is there already; push one gradient and wait."""
+    """Return functions for a pull and a push.
+
+    The pull writes to an existing array. The push waits for the update.
+    """
     out = np.empty(variable.shape, variable.dtype)
     gradient = np.ones(variable.shape, variable.dtype)
     return (
@@ -170,7 +176,7 @@ def our_sides(variable, optimizer):
 
 
 def two_under_way(variable, optimizer):
-    """Push a gradient, and wait for the push before it."""
+    """Return a function that pushes a gradient and waits for the previous push."""
     gradient, under_way = np.ones(variable.shape, variable.dtype), []
 
     def push():
@@ -182,20 +188,20 @@ def two_under_way(variable, optimizer):
 
 
 def row_of_several(nbytes, times):
-    """One row of the table of pushes that overlap."""
+    """Return a row of the table of pushes that overlap."""
     us = {name: 1e6 * seconds for name, seconds in times.items()}
     ratio = us["memcpy"] / us["two"]
     return [size_text(nbytes), us["alone"], us["two"], ratio, us["call"], us["alone"] / us["call"]]
 
 
 def copy_of(nbytes):
-    """A copy of the same size inside the process."""
+    """Return a function that copies ``nbytes`` bytes inside the process."""
     source, target = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
     return lambda: np.copyto(target, source)
 
 
 def row(nbytes, times):
-    """One row of the table."""
+    """Return a row of a table of pulls or pushes."""
     ours, copy, peer = times["ours"], times["memcpy"], times.get("tensorflow")
     us = None if peer is None else 1e6 * peer
     ratio = None if peer is None else peer / ours
@@ -203,7 +209,7 @@ def row(nbytes, times):
 
 
 class TensorFlow:
-    """A TensorFlow ps in a process of its own, and a session that uses it."""
+    """TensorFlow's ps in a process of its own, and a session that uses it."""
 
     def __init__(self, tf, process, session):
         self._tf = tf
@@ -212,7 +218,7 @@ class TensorFlow:
 
     @classmethod
     def start(cls):
-        """Start both, or give None where TensorFlow is not installed."""
+        """Start the ps and the session. Return None if TensorFlow is not installed."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             import tensorflow.compat.v1 as tf
@@ -221,19 +227,19 @@ class TensorFlow:
         tf.disable_eager_execution()
         ports = free_ports(2)
         command = [sys.executable, __file__, "--tensorflow-ps", *map(str, ports)]
-        # It is not a rank: without the launcher's variables it does not look for MPI.
+        # Without the launcher's variables, mpidist does not initialize MPI in the process.
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI"))}
         process = subprocess.Popen(command, env=environ)
         server = tf.distribute.Server(tensorflow_cluster(ports), "worker", 0)
         return cls(tf, process, tf.Session(server.target))
 
     def sides(self, nbytes):
-        """Pull and push of a variable on the ps, from and to NumPy arrays."""
+        """Return functions for a pull and a push of a variable, with NumPy arrays."""
         (pull, push) = self.many_sides(1, nbytes).values()
         return pull, push
 
     def many_sides(self, count, nbytes):
-        """The same of several variables in one step."""
+        """Return functions for a pull and a push of several variables in one step."""
         tf, session = self._tf, self._session
         with tf.device("/job:ps/task:0"):
             made = [tf.Variable(np.zeros(nbytes // 4, np.float32)) for _ in range(count)]
@@ -250,26 +256,26 @@ class TensorFlow:
         return {"pull": run_pull, "push with SGD": lambda: run_push(*arrays)}
 
     def stop(self):
-        """End the session and the ps."""
+        """Stop the session and the ps."""
         self._session.close()
         self._process.kill()
         self._process.wait()
 
 
 def serve_tensorflow(ports):
-    """Be TensorFlow's ps until killed."""
+    """Run TensorFlow's ps until the process is killed."""
     import tensorflow.compat.v1 as tf
 
     tf.distribute.Server(tensorflow_cluster(ports), "ps", 0).join()
 
 
 def tensorflow_cluster(ports):
-    """One ps and one worker on this host."""
+    """Return a cluster of one ps and one worker on this host."""
     return {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{ports[1]}"]}
 
 
 def free_ports(count):
-    """Ports that nobody listens on now."""
+    """Return ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))

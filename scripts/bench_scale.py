@@ -1,12 +1,12 @@
-"""Time n workers that pull from, and push to, k servers at once, against what memory allows.
+"""Time n workers that pull from and push to k servers at once, against the bound of memory.
 
     mpidist run --ps 2 --worker 2 scripts/bench_scale.py --ps 2 [--json results.json]
 
-Every worker moves M bytes, of variables divided over all servers. A figure is a median of the
-slowest worker, in milliseconds. If B is the rate at which each worker copies memory while all the
-others do, no way can be quicker than max(M/B, nM/(kB)): a worker has M bytes to copy, and a server
-n/k times M to take in. "of bound" is that over ours; pulls through shared memory need no server, so
-that theirs is M/B.
+Every worker moves M bytes of variables, which are divided over all servers. A figure is the median
+time of the slowest worker, in milliseconds. Let B be the rate at which each worker copies memory
+while all workers copy. A worker copies M bytes, and a server receives n/k times M bytes, so no
+transport is faster than max(M/B, nM/(kB)). "of bound" is this bound over our time. Pulls through
+shared memory need no server, so their bound is M/B.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SIZES = [1 << 20, 16 << 20, 64 << 20]
 
 
 def main():
-    """Be a ps, or a worker."""
+    """Run a ps or a worker."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="servers; as mpidist run was told")
     parser.add_argument("--json", help="file to write the figures to")
@@ -42,7 +42,7 @@ def main():
 
 
 def compare(args, workers, servers):
-    """Measure on all workers, report on the first."""
+    """Measure on all workers and report on the first worker."""
     strategy = ParameterServerStrategy(transport=args.transport, nan=args.nan)
     rows = []
     for nbytes in [size for size in SIZES if size <= args.largest]:
@@ -66,7 +66,7 @@ def compare(args, workers, servers):
 
 
 def sides_of(strategy, nbytes, servers):
-    """What every worker does at once, by name."""
+    """Return the functions that all workers call at once, by name."""
     count = nbytes // servers // 4
     with strategy.scope():
         variables = [
@@ -91,7 +91,7 @@ def sides_of(strategy, nbytes, servers):
 
 
 def slowest(side, workers):
-    """Seconds that the slowest of all workers takes."""
+    """Return the seconds of the slowest worker."""
     side()
     workers.barrier()
     begun = time.perf_counter()

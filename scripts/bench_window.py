@@ -1,12 +1,14 @@
-"""Time windows of each kind against memcpy, and a consistent pull while others push.
+"""Time windows of each kind against memcpy, and a consistent pull during pushes of other workers.
 
     mpidist run -n 6 scripts/bench_window.py [--json results.json]
 
-Rank 0 reads and writes the part of rank 1, which sleeps. Every figure is a median, in microseconds
-a call; the sides take turns in one run. "of copy" is the time of a copy inside the process over
-ours; adding is held against adding inside the process. Then rank 0 is a ps, rank 1 a worker that
-pulls a variable, and the others workers that push to it without pause. A push counts as long as the
-server takes from one version to the next while that goes on.
+Rank 0 reads and writes the part of rank 1, which sleeps. The figures of windows are medians, in
+microseconds a call, and the sides take turns in one run. "of copy" is the time of a copy inside the
+process over ours. "of sum" is the time of an addition inside the process over ours.
+
+Then rank 0 is a ps, rank 1 is a worker that pulls a variable, and the other ranks are workers that
+push to the variable without pause. These figures are in milliseconds. "push ms" is the mean time
+between two versions of the variable during the pulls.
 """
 
 import argparse
@@ -27,7 +29,7 @@ KINDS = {"shared": Window.shared, "rma": Window.rma}
 
 
 def main():
-    """Both parts, one after the other."""
+    """Measure the windows, then the pulls."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=11)
@@ -47,19 +49,19 @@ def main():
 
 
 def sleep_until_all_are_here(comm):
-    """A barrier that leaves the cores to those who measure."""
+    """Wait for all ranks, and sleep meanwhile to leave the cores to the measurement."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(0.01)
 
 
 def path_of(args, part):
-    """The JSON file of a part, if one is wanted."""
+    """Return the path of the JSON file of a part, or None."""
     return args.json and args.json.replace(".json", f"-{part}.json")
 
 
 def compare(kind, window, args):
-    """One table for a kind of window."""
+    """Measure and report the table of a kind of window."""
     rows = []
     for nbytes in [size for size in SIZES if size <= args.largest]:
         data, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
@@ -87,7 +89,7 @@ def compare(kind, window, args):
 
 
 def pull_under_updates(args):
-    """The last table: pulls alone and while others push."""
+    """Measure pulls alone and during pushes of other workers."""
     resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
     job, index = resolver.task_type, resolver.task_id
     with mpidist.Server(resolver.cluster_spec(), job, index) as server:
@@ -105,7 +107,7 @@ def pull_under_updates(args):
 
 
 def push_until_told(variable):
-    """A pusher: one push after the other, without pause."""
+    """Push without pause, from the first message of the reader until the second."""
     comm = world().comm
     gradient, sgd = np.ones(variable.shape, variable.dtype), optimizers.SGD(1e-3)
     while not comm.Iprobe(source=1):
@@ -117,7 +119,7 @@ def push_until_told(variable):
 
 
 def measure(variable, args):
-    """The reader: tells the pushers when to begin and when to end."""
+    """Start the pushers, measure pulls, stop the pushers, and report."""
     comm = world().comm
     out = np.empty(variable.shape, variable.dtype)
     gradient, sgd = np.ones(variable.shape, variable.dtype), optimizers.SGD(1e-3)

@@ -6,14 +6,15 @@
     python scripts/train_digits.py
     python scripts/train_digits.py --gpus 1
 
-The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each digit
-is held out. Workers pull the weights, compute a gradient, and push it: each at its own pace, or as
---mode has it. The last line printed is the accuracy on the held-out images.
+The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn. A fifth of each digit is
+held out. Each step of a worker pulls the weights, computes a gradient, and pushes it. In mode
+async, the default, workers do not wait for each other. At the end, the chief prints the accuracy on
+the held-out images, and without --quiet also the path of the learning curve.
 
-Batches are dealt out to the workers in turn, in an order that depends on the seed alone. Whatever
-ends the job, --resume goes on with the batch that comes after the last checkpoint, on any number of
-workers and data tasks (but not with a service where there was none, or the other way round). With
---data-service the batches come from a service that runs elsewhere: python -m dataservice.
+The workers get batches in turn, in an order that depends only on the seed. After any end of the
+job, --resume continues with the batch after the last checkpoint. The number of workers and data
+tasks may change, but a run with a data service cannot continue a run without one, or the reverse.
+With --data-service the batches come from a service outside of the job: python -m dataservice.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from strategy import (
 Array = NDArray[Any]
 Batch = tuple[Array, Array]
 
-# As many data workers can share the work. The 1,437 images are 3 x 479: parts of the same size.
+# Shards of the dataset, which limit the useful data workers. The 1,437 images are 3 x 479, so all
+# shards have the same size.
 DATA_PARTS = 3
 
 
@@ -63,11 +65,11 @@ class Split:
 
 @dataclass
 class Place:
-    """How far the training is, where all workers have had equally many batches.
+    """A position in the training at which all workers have had equally many batches.
 
     Attributes:
-        batches: How many have been used, in all epochs.
-        state: Of the iterator over all batches; None at the very beginning.
+        batches: Number of used batches in all epochs.
+        state: State of the iterator over all batches, or None at the start of the training.
     """
 
     batches: int = 0
@@ -75,7 +77,7 @@ class Place:
 
 
 def main() -> None:
-    """Run this rank's task."""
+    """Run the task of this rank."""
     args = parse_arguments()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     jobs = {"ps": args.ps, "worker": -1, "data": args.data}
@@ -91,7 +93,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
     parser.add_argument("--data", type=int, help="number of data tasks; may be 0; by default 1")
@@ -126,7 +128,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
-    """Be a worker."""
+    """Train on one worker."""
     training, held_out = load_data()
     strategy = ParameterServerStrategy(
         resolver,
@@ -140,7 +142,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     place = restore(strategy, args)
     name = [f"digits-{secrets.token_hex(8)}"]
     workers = server.job_group("worker") if strategy.num_workers > 1 else None
-    if workers is not None:  # nobody saves the next checkpoint before all have this one
+    if workers is not None:  # all workers restore before the chief saves again
         workers.barrier()
         workers.broadcast_object_list(name)
     optimizer = optimizers.Adam(args.learning_rate)
@@ -150,33 +152,36 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     reporter = Reporter(args, strategy, lambda: accuracy_of(weights, held_out), first_epoch)
 
     def step(images: Array, digits: Array) -> tuple[float, mpidist.Work]:
-        values = read_values(weights)  # on this replica's GPU, if it has one
+        values = read_values(weights)  # on the GPU of this replica, if it has one
         loss, gradients = loss_and_gradients(values, images, digits)
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
     def checkpoint() -> str:
-        """Written by the chief; all workers come here, after equally many rounds."""
+        """Save a checkpoint on the chief and return its path.
+
+        All workers call this after the same number of rounds.
+        """
         reporter.settle()
         if workers is not None:
             workers.barrier()  # the updates of all workers are in the weights
         path = save(strategy, args, feed.place()) if strategy.is_chief else ""
         if workers is not None:
-            workers.barrier()  # and those of later rounds are not
+            workers.barrier()  # later rounds start after the checkpoint
         return path
 
     every = max(1, round(args.checkpoint_every * per_epoch))
     with reporter:
         for epoch in range(first_epoch, args.epochs):
             for batch in feed.rounds():
-                if batch is None:  # others need not wait for this worker in modes sync and ssp
+                if batch is None:  # so that modes sync and ssp do not wait for this worker
                     strategy.sync_mode.pass_over().wait()
                 else:
                     reporter.step(*step_of_all_replicas(strategy, step, batch))
-                # With backup workers, steps end before all workers are as far.
+                # With backup workers, steps end before all workers have reached them.
                 if feed.has_passed(every) and not args.backup_workers:
                     checkpoint()
             reporter.epoch(epoch + 1)
-    strategy.finish()  # this worker's last update has been applied, and nobody waits for more
+    strategy.finish()  # all pushes are applied, and no worker waits for another push
     path = checkpoint()
     if strategy.is_chief:
         reporter.finish(path)
@@ -185,7 +190,10 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
 def step_of_all_replicas(
     strategy: ParameterServerStrategy, step: Callable[..., Any], batch: Batch
 ) -> tuple[float, mpidist.Work]:
-    """Divide a batch among the replicas; the mean of their losses, and the push of all of them."""
+    """Run a step on all replicas, with a part of the batch for each replica.
+
+    Return the mean loss and the push of all replicas.
+    """
     parts = [np.array_split(array, strategy.num_replicas_in_sync) for array in batch]
     values = [
         strategy.experimental_distribute_values_from_function(
@@ -198,7 +206,10 @@ def step_of_all_replicas(
 
 
 def load_data() -> tuple[Split, Split]:
-    """The training images, and the held-out fifth: the same in every run."""
+    """Return the images for training and the held-out images.
+
+    The split is the same in every run.
+    """
     training, held_out = load_digits()
     return Split(*training), Split(*held_out)
 
@@ -210,7 +221,10 @@ def make_batches(
     data: Split,
     job_name: str,
 ) -> tuple[Dataset, int]:
-    """Shuffled batches of an epoch, by the data service if there is one; and how many."""
+    """Return a dataset of the shuffled batches of an epoch, and their number.
+
+    The batches come from the data service, if there is one.
+    """
 
     def pick(rows: Array) -> Batch:
         return data.images[rows], data.digits[rows]
@@ -225,7 +239,7 @@ def make_batches(
         job_name=job_name,
         num_consumers=strategy.num_workers,
         consumer_index=strategy.worker_index,
-        deterministic=True,  # the order depends neither on these numbers nor on that of data tasks
+        deterministic=True,  # the same order for any number of workers and data tasks
         num_shards=DATA_PARTS,
     )
     parts = [len(range(part, count, DATA_PARTS)) for part in range(DATA_PARTS)]
@@ -233,7 +247,10 @@ def make_batches(
 
 
 def make_weights(args: argparse.Namespace) -> list[Variable]:
-    """Weights and biases of both layers: (64, hidden), (hidden,), (hidden, 10), (10,)."""
+    """Return the weights and biases of both layers.
+
+    The shapes are (64, hidden), (hidden,), (hidden, 10) and (10,).
+    """
     first = initializers.he_normal(seed=args.seed)
     second = initializers.glorot_uniform(seed=args.seed + 1)
     return [
@@ -245,7 +262,11 @@ def make_weights(args: argparse.Namespace) -> list[Variable]:
 
 
 def forward(values: Sequence[Array], images: Array) -> tuple[Array, Array]:
-    """Activations of the hidden layer, (n, hidden), and log-probabilities of digits, (n, 10)."""
+    """Compute the forward pass.
+
+    Return the activations of the hidden layer, (n, hidden), and the log-probabilities of the
+    digits, (n, 10).
+    """
     w1, b1, w2, b2 = values
     hidden = np.maximum(images @ w1 + b1, 0)
     logits = hidden @ w2 + b2
@@ -256,7 +277,10 @@ def forward(values: Sequence[Array], images: Array) -> tuple[Array, Array]:
 def loss_and_gradients(
     values: Sequence[Array], images: Array, digits: Array
 ) -> tuple[float, list[Array]]:
-    """Mean cross entropy, and its derivative by each of the weights; on a GPU if they are there."""
+    """Return the mean cross entropy and its gradients with respect to the weights.
+
+    The computation runs on a GPU if the weights are there.
+    """
     xp = np if isinstance(values[0], np.ndarray) else mpidist.gpu.cupy()
     images, digits, rows = xp.asarray(images), xp.asarray(digits), xp.arange(len(digits))
     hidden, log_probabilities = forward(values, images)
@@ -275,13 +299,16 @@ def loss_and_gradients(
 
 
 def accuracy_of(weights: Sequence[Variable], data: Split) -> float:
-    """Share of images whose most probable digit is right."""
+    """Return the share of images for which the most probable digit is right."""
     _, log_probabilities = forward(read_values(weights), data.images)
     return float((log_probabilities.argmax(axis=1) == data.digits).mean())
 
 
 def restore(strategy: ParameterServerStrategy, args: argparse.Namespace) -> Place:
-    """Go on from the last checkpoint if asked to; where that is."""
+    """Restore the last checkpoint if --resume is given.
+
+    Return the place at which the training starts.
+    """
     if not args.resume:
         return Place()
     latest = strategy.latest_checkpoint(str(args.output_dir / "checkpoints"))
@@ -293,22 +320,24 @@ def restore(strategy: ParameterServerStrategy, args: argparse.Namespace) -> Plac
 
 
 def save(strategy: ParameterServerStrategy, args: argparse.Namespace, place: Place) -> str:
-    """Write a checkpoint that knows its place."""
+    """Save a checkpoint with its place in the training, and return its path."""
     extra = {"data": place.state, "training.json": {"batches": place.batches}}
     return strategy.save(str(args.output_dir / "checkpoints"), extra=extra)
 
 
 class Feed:
-    """This worker's batches, in rounds: those of an epoch are dealt out to the workers in turn.
+    """The batches of this worker, in rounds.
+
+    In a round, each worker gets one batch. The last round of an epoch may have fewer batches.
 
     Args:
-        dataset: All batches of an epoch; a data service deals them out itself.
-        per_epoch: How many there are.
-        strategy: Of the training.
-        place: Where to begin.
+        dataset: All batches of an epoch. A data service divides them among the workers itself.
+        per_epoch: Number of batches of an epoch.
+        strategy: Strategy of the training.
+        place: Place at which to start.
 
     Attributes:
-        used: How many batches have been used by all workers, this round included.
+        used: Number of batches that all workers have used, with the batches of this round.
     """
 
     def __init__(
@@ -323,7 +352,10 @@ class Feed:
             self.elements.set_state(place.state)
 
     def rounds(self) -> Iterator[Batch | None]:
-        """The rest of the epoch; None in a last round that has no batch for this worker."""
+        """Yield this worker's batches for the rest of the epoch.
+
+        Yield None in a last round without a batch for this worker.
+        """
         end = (self.used // self.per_epoch + 1) * self.per_epoch
         while self.used < end:
             count = min(self.workers, end - self.used)
@@ -332,18 +364,18 @@ class Feed:
             yield batch
 
     def take(self, count: int) -> Batch | None:
-        """This worker's batch of a round with so many."""
+        """Return this worker's batch of a round with ``count`` batches, or None."""
         if self.dealt_out:
             return next(self.elements) if self.index < count else None
         batches = [next(self.elements) for _ in range(count)]
         return batches[self.index] if self.index < count else None
 
     def has_passed(self, period: int) -> bool:
-        """Whether a multiple of some number of batches has been reached in this round."""
+        """Return whether this round reached a multiple of ``period`` batches."""
         return self.used // period > self.used_before // period
 
     def place(self) -> Place:
-        """Where the next round begins, for any number of workers."""
+        """Return the place of the next round, which holds for any number of workers."""
         return Place(self.used, self.elements.get_state())
 
 

@@ -4,10 +4,11 @@
     mpidist run --ps 2 --worker 2 scripts/train_torch.py --mode sync
     python scripts/train_torch.py
 
-Torch computes: each step pulls the values into the module's parameters, in place, and pushes the
-gradients as autograd leaves them. Both go through DLPack, which shares memory, and servers apply
-Adam. The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each
-digit is held out. The last line printed is the accuracy on the held-out images.
+Each step pulls the values into the parameters of the module and pushes the gradients that autograd
+has computed. DLPack carries values and gradients, so torch and mpidist share the memory. The
+servers apply Adam. The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn. A
+fifth of each digit is held out. The last line of the output has the accuracy on the held-out
+images.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Split = tuple[torch.Tensor, torch.Tensor]
 
 
 def main() -> None:
-    """Run this rank's task."""
+    """Run the task of this rank."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
     parser.add_argument("--mode", default="async", help="async or sync")
@@ -56,7 +57,7 @@ def main() -> None:
 def train(
     args: argparse.Namespace, strategy: ParameterServerStrategy, server: mpidist.Server
 ) -> None:
-    """Be a worker."""
+    """Train on one worker."""
     (images, digits), held_out = load_data()
     torch.manual_seed(args.seed)
     model = make_model()
@@ -73,7 +74,7 @@ def train(
             gradients = [parameter.grad for parameter in model.parameters()]
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
     strategy.finish()
-    if strategy.num_workers > 1:  # the others' last steps count too
+    if strategy.num_workers > 1:  # wait for the last steps of all workers
         server.job_group("worker").barrier()
     pull(model, variables)
     if strategy.is_chief:
@@ -83,18 +84,21 @@ def train(
 
 
 def load_data() -> tuple[Split, Split]:
-    """Images of shape (n, 1, 8, 8), float32 in 0 to 1, with digits, for training and held out."""
+    """Return the images and digits for training, and the held-out ones.
+
+    Images have shape (n, 1, 8, 8) and are float32 in 0 to 1.
+    """
     training, held_out = load_digits()
     return as_tensors(*training), as_tensors(*held_out)
 
 
 def as_tensors(images: np.ndarray, digits: np.ndarray) -> Split:
-    """The same, for a network of convolutions."""
+    """Convert images and digits to tensors, with a dimension for channels."""
     return torch.from_numpy(images).reshape(-1, 1, 8, 8), torch.from_numpy(digits)
 
 
 def make_model() -> nn.Module:
-    """Two convolutions and a linear layer."""
+    """Make a network of two convolutions and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3),
         nn.ReLU(),
@@ -108,18 +112,18 @@ def make_model() -> nn.Module:
 def make_variable(
     strategy: ParameterServerStrategy, name: str, parameter: nn.Parameter
 ) -> Variable:
-    """A variable of a parameter's name, shape and first value."""
+    """Make a variable with the name, the shape and the initial value of a parameter."""
     with strategy.scope():
         return get_variable(name, initializer=np.from_dlpack(parameter.detach()))
 
 
 def pull(model: nn.Module, variables: list[Variable]) -> None:
-    """Fill the parameters, where they lie, with the values on the servers."""
+    """Pull the variables into the memory of the parameters."""
     read_values(variables, [np.from_dlpack(parameter.detach()) for parameter in model.parameters()])
 
 
 def accuracy(model: nn.Module, held_out: Split) -> float:
-    """The part of images whose digit the model says."""
+    """Return the share of images for which the most probable digit is right."""
     images, digits = held_out
     with torch.no_grad():
         return float((model(images).argmax(1) == digits).float().mean())

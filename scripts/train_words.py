@@ -1,13 +1,13 @@
-"""Learn word vectors from the text of Python's own standard library: rows of large variables.
+"""Learn word vectors from the source files of Python's standard library.
 
     mpidist run --ps 2 --worker 2 scripts/train_words.py
     python scripts/train_words.py
     python scripts/train_words.py --gpus 1
 
-Skip-gram with negative sampling (Mikolov et al., 2013): a word's vector is to tell which words are
-near it. Every worker reads its share of the files, pulls the rows of the words in a batch, and
-pushes gradients of these rows only; with --gpus 1 rows arrive on a GPU, which computes with them.
-The last lines printed are the nearest neighbours of some words.
+The model is skip-gram with negative sampling (Mikolov et al., 2013): the vector of a word predicts
+the words near it. Every worker reads its share of the files, pulls the rows of the words in a
+batch, and pushes gradients of these rows only. With --gpus 1 the rows arrive on a GPU, which
+computes the gradients. The last lines of the output are the nearest neighbours of some words.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHOWN = ("file", "thread", "string", "error", "socket", "integer")
 
 
 def main() -> None:
-    """Run this rank's task."""
+    """Run the task of this rank."""
     args = parse_arguments()
     resolver = MPIClusterResolver(jobs={"ps": args.ps, "worker": -1})
     server = mpidist.Server(
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
     parser.add_argument("--mode", default="async", help="async, sync, or ssp")
@@ -80,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
-    """Be a worker."""
+    """Train on one worker."""
     texts = [tokens for path in files(args.files) if (tokens := words_of(path))]
     vocabulary = Vocabulary(texts, args.words)
     strategy = ParameterServerStrategy(
@@ -110,7 +110,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
 
 
 def files(count: int | None) -> list[Path]:
-    """Source files of the standard library, without its tests."""
+    """Return the source files of the standard library, without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = [
         path
@@ -121,7 +121,7 @@ def files(count: int | None) -> list[Path]:
 
 
 def words_of(path: Path) -> list[str]:
-    """The words of a file, in lower case."""
+    """Return the words of a file in lower case."""
     return WORD.findall(path.read_text(encoding="utf-8", errors="ignore").lower())
 
 
@@ -129,12 +129,12 @@ class Vocabulary:
     """The most frequent words of all texts.
 
     Args:
-        texts: The words of each.
-        size: How many to keep.
+        texts: Lists of words.
+        size: Number of words to keep.
 
     Attributes:
-        names: The words, the most frequent first.
-        numbers: Where each is among them.
+        names: The words, in order of falling frequency.
+        numbers: Position of each word in ``names``.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], size: int) -> None:
@@ -143,18 +143,18 @@ class Vocabulary:
         self.names = [word for word, _ in kept]
         self.numbers = {word: number for number, word in enumerate(self.names)}
         share = np.array([count for _, count in kept]) / sum(counts.values())
-        # Frequent words are left out at times, and negatives are drawn more evenly than they occur.
+        # Subsampling of frequent words, and the flattened distribution of negatives (power 3/4).
         self._kept = np.minimum(1, np.sqrt(1e-3 / share) + 1e-3 / share)
         self._ends = np.cumsum(share**0.75) / (share**0.75).sum()
 
     def draw(self, count: int, random: np.random.Generator) -> Array:
-        """Numbers of words that may have nothing to do with those in a batch."""
+        """Draw the numbers of ``count`` words as negative samples."""
         return np.minimum(np.searchsorted(self._ends, random.random(count)), len(self.names) - 1)
 
     def batches(
         self, text: Sequence[str], window: int, size: int, random: np.random.Generator
     ) -> Iterator[tuple[Array, Array]]:
-        """Pairs of a word and one near it, shuffled."""
+        """Yield shuffled batches of pairs of a word and a word near it."""
         known = np.array([self.numbers[word] for word in text if word in self.numbers], np.int64)
         known = known[random.random(len(known)) < self._kept[known]]
         pairs = [
@@ -172,7 +172,10 @@ class Vocabulary:
 def make_tables(
     args: argparse.Namespace, strategy: ParameterServerStrategy, words: int
 ) -> list[Variable]:
-    """Vectors of words, and of words as neighbours: each (words, dimensions)."""
+    """Make the tables of vectors of words, and of words as neighbours.
+
+    Both tables have the shape (words, dimensions).
+    """
     shape = (words, args.dimensions)
     bound = 0.5 / args.dimensions
     first = np.random.default_rng(args.seed).uniform(-bound, bound, shape).astype(np.float32)
@@ -190,7 +193,10 @@ def step(
     contexts: Array,
     negatives: Array,
 ) -> float:
-    """Push the gradients of one batch; gives its mean loss. On a GPU if the replica has one."""
+    """Push the gradients of a batch and return its mean loss.
+
+    The computation runs on a GPU if the replica has one.
+    """
     outer = np.concatenate([contexts, negatives])
     of_center, of_outer = (
         pulled(table, ids) for table, ids in zip(tables, (centers, outer), strict=True)
@@ -198,7 +204,7 @@ def step(
     of_context, of_negative = of_outer[: len(contexts)], of_outer[len(contexts) :]
     near = (of_center * of_context).sum(axis=1)
     far = of_center @ of_negative.T
-    weight = 5 / len(negatives)  # as if five were drawn for each pair
+    weight = 5 / len(negatives)  # the weight of five negatives for each pair
     loss = np.logaddexp(0, -near).mean() + weight * np.logaddexp(0, far).sum(axis=1).mean()
     by_near = -expit(-near)[:, None]
     by_far = weight * expit(far)
@@ -214,25 +220,25 @@ def step(
 
 
 def pulled(table: Variable, ids: Array) -> Any:
-    """Rows of a table, on the GPU if there is one; each is pulled once."""
+    """Pull each needed row once, and return the rows for ``ids``, on the GPU if there is one."""
     unique, places = np.unique(ids, return_inverse=True)
     rows = table.gather(unique)
     return rows[module_of(rows).asarray(places)]
 
 
 def module_of(array: Any) -> Any:
-    """NumPy, or CuPy for arrays on a GPU."""
+    """Return NumPy, or CuPy for arrays on a GPU."""
     return np if isinstance(array, np.ndarray) else mpidist.gpu.cupy()
 
 
 def expit(x: Array) -> Array:
-    """1 / (1 + exp(-x)), for large x too."""
+    """Compute 1 / (1 + exp(-x)) without overflow."""
     return np.exp(-np.logaddexp(0, -x))
 
 
 def report(vocabulary: Vocabulary, table: Array, losses: Sequence[float]) -> None:
-    """Print how it went, and the nearest neighbours of some words."""
-    ends = max(len(losses) // 4, 1)  # single batches differ much
+    """Print the loss and the nearest neighbours of some words."""
+    ends = max(len(losses) // 4, 1)  # the loss of single batches varies much
     first, last = np.mean(losses[:ends]), np.mean(losses[-ends:])
     print(f"{len(vocabulary.names)} words, {len(losses)} steps, loss {first:.3f} to {last:.3f}")
     unit = table / np.linalg.norm(table, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Loads the plugin for rank tests, for all tests: it also orders and selects them."""
+"""Load the plugin for rank tests for all tests: the plugin also orders and selects tests."""
 
 import gc
 import importlib
@@ -10,10 +10,12 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Helpers assert what they await: python -O must not take that away.
+# Helpers check results with assert. The rewriting keeps these checks under python -O.
 pytest.register_assert_rewrite("_cases")
 
 from _cases import stand_in_cupy, stand_in_nccl  # noqa: E402
+
+from mpidist.gpu import staging  # noqa: E402
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -23,14 +25,14 @@ pytest_plugins = ["_ranks.plugin"]
 
 
 def pytest_collection_finish():
-    """Keep the thousands of tests out of what the garbage collector looks at in each of them."""
+    """Exclude the thousands of collected tests from each later garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(params=["stand-in", pytest.param("gpu", marks=pytest.mark.gpu)], scope="module")
 def xp_module(request):
-    """CuPy: a stand-in on machines without a GPU, and with --gpu the true one."""
+    """Yield CuPy: a stand-in on machines without a GPU, and the real package with --gpu."""
     if request.param == "gpu":
         yield importlib.import_module("cupy")
         return
@@ -42,5 +44,8 @@ def xp_module(request):
 
 @pytest.fixture
 def xp(xp_module):
-    """The same, for tests that are no properties."""
+    """Return CuPy for tests that are not property tests."""
+    if xp_module is stand_in_cupy:
+        # Uploads of earlier tests may wait here, whose memory the stand-in no longer counts.
+        staging._waiting.clear()
     return xp_module

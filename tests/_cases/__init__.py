@@ -1,1 +1,1 @@
-"""What several test files share."""
+"""Helpers and cases of several test files."""

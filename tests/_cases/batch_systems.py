@@ -1,4 +1,4 @@
-"""What batch systems set for their tasks, for tests of resolvers."""
+"""Environment variables of batch systems, for tests of resolvers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "JSM_", "PE_", "OMPI_", "PMI_", "P
 
 
 def setter(monkeypatch):
-    """Remove every variable of a batch system; gives a function that sets some, by name."""
+    """Remove all variables of batch systems. Return a function that sets variables by name."""
     for name in list(os.environ):
         if name.startswith(PREFIXES):
             monkeypatch.delenv(name)
@@ -27,7 +27,7 @@ def setter(monkeypatch):
 
 
 def gpu_counter(monkeypatch):
-    """Have no GPUs; gives a function that has some."""
+    """Simulate a machine without GPUs. Return a function that sets the number of GPUs."""
 
     def gpus(count):
         monkeypatch.setattr(accelerators, "_count_gpus", lambda: count)
@@ -37,7 +37,7 @@ def gpu_counter(monkeypatch):
 
 
 def step(put, rank, nodes, counts, distribution=None, **more):
-    """The variables that srun sets for a task, by its own way to lay tasks out."""
+    """Set the variables of srun for a task, for a given distribution of the tasks."""
     numbers = parse_counts(counts)
     names = more.pop("names", None) or [f"n{n + 1}" for n in range(len(numbers))]
     hosts = hosts_of_tasks(names, numbers, distribution or "block", int(more.get("plane", 1)))
@@ -57,7 +57,7 @@ def step(put, rank, nodes, counts, distribution=None, **more):
 
 
 class Client:
-    """The Kubernetes API, as far as it is asked."""
+    """A stand-in for the Kubernetes API with the method that the resolver calls."""
 
     def __init__(self, **pods):
         self.pods = pods

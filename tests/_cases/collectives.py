@@ -1,4 +1,4 @@
-"""Every collective against NumPy, over random dtypes, shapes, strides, roots, and groups."""
+"""Checks of every collective against NumPy with random dtypes, shapes, strides, roots, groups."""
 
 import ml_dtypes
 import numpy as np
@@ -15,11 +15,11 @@ LAYOUTS = ("contiguous", "fortran", "every second", "backwards")
 
 
 class Draw:
-    """Decisions that all ranks make alike, and arrays that each has for itself.
+    """Random choices that are equal on all ranks, and random arrays of each rank.
 
     Args:
-        seed: Of the decisions.
-        group: The group.
+        seed: Seed of the choices.
+        group: The process group.
     """
 
     def __init__(self, seed, group):
@@ -35,7 +35,7 @@ class Draw:
         return tuple(int(n) for n in self.rng.integers(0, most, self.rng.integers(0, 4)))
 
     def values(self, dtype, shape, rank, number=0):
-        """What a rank has, known to all."""
+        """Return the input array of a rank. Every rank can compute it."""
         rng = np.random.default_rng([self.seed, rank, number])
         data = np.asarray(rng.integers(0, 2 if dtype.kind == "b" else 4, shape))
         if dtype.kind == "c":
@@ -47,7 +47,7 @@ class Draw:
         return data.astype(dtype) if dtype.kind != "S" else data.astype("S1").astype(dtype)
 
     def laid_out(self, values):
-        """The same array in some memory layout; ranks choose for themselves."""
+        """Copy an array to a memory layout that each rank draws for itself."""
         values = np.asarray(values)
         kind = LAYOUTS[np.random.default_rng([self.seed, self.rank, 99]).integers(len(LAYOUTS))]
         if kind == "fortran":
@@ -78,7 +78,7 @@ def possible(op, dtype):
 
 
 def reduced(op, parts):
-    """What NumPy makes of the parts, in float64 or wider."""
+    """Reduce the parts with NumPy. Floating-point parts are widened to at least float64."""
     values = np.stack(parts)
     if values.dtype.kind == "b":
         ufunc = {"SUM": np.any, "MAX": np.any, "BOR": np.any}.get(op.name, np.all)
@@ -104,7 +104,7 @@ def assert_close(got, expected):
 
 
 def reduction(draw):
-    """An operation and a dtype that it is possible with."""
+    """Draw an operation and a dtype that the operation supports."""
     dtype = draw.pick(NUMBERS)
     return draw.pick([op for op in OPS if possible(op, dtype)]), dtype
 
@@ -292,7 +292,7 @@ def rows_of(draw, dtype, rank, each=3):
 
 def all_gather_from_its_outputs(group, draw):
     dtype = draw.pick(NUMBERS)
-    whole = np.zeros((draw.size, 1 << 13), dtype)  # large enough to be gathered where it lies
+    whole = np.zeros((draw.size, 1 << 13), dtype)  # large enough for the in-place path
     whole[draw.rank] = draw.rank % 2
     rows = list(whole)
     group.all_gather(rows, rows[draw.rank])
@@ -329,7 +329,7 @@ def reduce_scatter_in_place(group, draw):
 
 
 def an_object(draw, *seed):
-    """Small ones and large ones, with arrays and without."""
+    """Return a random object with an array of up to 200,000 elements."""
     rng = np.random.default_rng([draw.seed, *seed])
     size = int(rng.choice([0, 3, 600, 200_000]))
     return {"of": seed, "text": "x" * int(rng.integers(5)), "array": rng.normal(size=size)}
@@ -384,13 +384,14 @@ COLLECTIVES = (
 
 
 def check(collective, comm, seeds, timeout=None):
-    """Carry a collective out in random groups of some ranks, and in the group of all.
+    """Check a collective in random groups of some ranks, and in the group of all ranks.
 
     Args:
         collective: One of COLLECTIVES.
-        comm: The ranks.
-        seeds: What the random choices depend on; the same on all ranks.
-        timeout: Of the group of all; with one, MPI's operations that do not block are used.
+        comm: Communicator of all ranks.
+        seeds: Seeds of the random choices; the same on all ranks.
+        timeout: Timeout of the group of all ranks. With a timeout, the group uses nonblocking MPI
+            operations.
     """
     whole = ProcessGroup(comm.Dup(), "whole", timeout)
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""A buffer without endpoints: requests that remember their answers."""
+"""A buffer without endpoints, and requests that record their replies."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from dataservice.wire import unpack
 
 
 class FakeRequest:
-    """Attributes: the answer, its elements, and the error, of which there is one at most."""
+    """A request that records its reply: the body and the elements, or the error."""
 
     def __init__(self):
         self.body = None
@@ -29,16 +29,16 @@ class FakeRequest:
 
     @property
     def indices(self):
-        """Index of the first element, and the bound of those that exist."""
+        """The index of the first element, and the bound of the existing elements."""
         return self.body.first, self.body.stop
 
 
 class Box:
-    """Numbers the requests of every client.
+    """A buffer with numbered requests for each client.
 
     Attributes:
         buffer: The buffer.
-        told: How often it has said that its end is reached.
+        told: Number of times that the buffer has reported its end.
     """
 
     def __init__(self, make):
@@ -48,7 +48,7 @@ class Box:
 
     @property
     def consumed(self):
-        """Whether the dispatcher is told that all elements were used."""
+        """True if the buffer reports to the dispatcher that all elements were used."""
         progress = pb.TaskProgress()
         self.buffer.report(progress)
         return progress.used_up
@@ -57,7 +57,10 @@ class Box:
         self.told += 1
 
     def fills_at(self, count):
-        """Wait until a thread that puts elements finds no room after so many, and stays there."""
+        """Wait until a thread has put ``count`` elements.
+
+        Return whether the thread then finds no room for more elements.
+        """
         deadline = time.monotonic() + 20
         while self.buffer.produced < count:
             assert time.monotonic() < deadline, self.buffer.produced
@@ -66,7 +69,7 @@ class Box:
         return self.buffer.produced == count
 
     def begin_put(self, element):
-        """Put an element on another thread, which has room at once, or waits for it."""
+        """Put an element on another thread and return the thread. A full buffer blocks it."""
         thread = threading.Thread(target=self.buffer.put, args=(element,), daemon=True)
         thread.start()
         thread.join(0.05)

@@ -1,4 +1,4 @@
-"""What befalls a data service, drawn from a seed, and consumers that read meanwhile."""
+"""Random failures of a data service, drawn from a seed, and concurrent consumers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LONGEST_S = 0.7
 
 @dataclass(frozen=True)
 class Step:
-    """Something that is done to a :class:`DataCluster`.
+    """An action on a :class:`DataCluster`.
 
     Attributes:
-        wait_s: Since the step before it.
-        action: A method of the cluster.
-        arguments: Of it.
-        options: Of it, by name.
+        wait_s: Delay after the previous step.
+        action: Name of a method of the cluster.
+        arguments: Positional arguments of the method.
+        options: Keyword arguments of the method.
     """
 
     wait_s: float
@@ -34,18 +34,18 @@ class Step:
         return f"{self.action}({', '.join(words)})"
 
     def apply(self, cluster):
-        """Do it."""
+        """Run the action on a cluster."""
         getattr(cluster, self.action)(*self.arguments, **dict(self.options))
 
 
 def schedule_of(rng, workers, count, *, dispatcher):
-    """So many steps, and then what makes all be there again.
+    """Draw random steps, and append steps that restore the dispatcher and all workers.
 
     Args:
-        rng: Draws them.
-        workers: How many there are.
-        count: Of the steps.
-        dispatcher: Whether the dispatcher may be killed, and not only stand still.
+        rng: Random generator.
+        workers: Number of workers.
+        count: Number of random steps.
+        dispatcher: Whether the dispatcher may be killed. Otherwise it is only paused.
     """
     states = dict.fromkeys([*range(workers), _DISPATCHER], UP)
     everybody = [*range(workers), *range(workers), _DISPATCHER]  # workers twice as often
@@ -56,10 +56,10 @@ def schedule_of(rng, workers, count, *, dispatcher):
 
 
 def _step(rng, states, who, dispatcher, heal=False):
-    """What comes next for one of them; changes its state."""
+    """Draw the next step for a process and update its state."""
     may_die = dispatcher or who != _DISPATCHER
     if states[who] is UP:
-        # One that is stopped, or starts, speaks to the dispatcher.
+        # A worker calls the dispatcher when it stops, so the dispatcher must run.
         orderly = ["stop"] if who != _DISPATCHER and states[_DISPATCHER] is UP else []
         verb = rng.choice(["kill", "kill", *orderly, "pause"]) if may_die else "pause"
     elif states[who] is PAUSED:
@@ -77,13 +77,13 @@ def _step(rng, states, who, dispatcher, heal=False):
 
 
 class Readings:
-    """Consumers on threads, each reading one iteration of a dataset of its own.
+    """Consumers on threads. Each consumer reads one iteration of its own dataset.
 
     Args:
-        datasets: What they read.
+        datasets: One dataset for each consumer.
 
     Attributes:
-        log: When something was done or noticed, in s since the beginning, and what.
+        log: Pairs of time and text, with the time in seconds since the start.
     """
 
     def __init__(self, datasets):
@@ -100,11 +100,11 @@ class Readings:
             thread.start()
 
     def note(self, text):
-        """Add to the log."""
+        """Add a text to the log."""
         self.log.append((time.monotonic() - self._began, text))
 
     def finish(self, limit_s):
-        """Wait until all have read everything; the first error of theirs is raised."""
+        """Wait until all consumers are at their end. Raise the first error of a consumer."""
         deadline = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -115,7 +115,7 @@ class Readings:
         assert not late, f"not over after {limit_s:g} s: {', '.join(late)}"
 
     def close(self):
-        """Close the iterators; their threads end."""
+        """Close the iterators and wait for the threads."""
         for iterator in self._iterators:
             iterator.close()
         for thread in self._threads:
@@ -123,22 +123,25 @@ class Readings:
 
     @property
     def counts(self):
-        """How often each element came, to anybody."""
+        """The number of times that each element was read, over all consumers."""
         return Counter(element for elements in self._elements for _, element in elements)
 
     @property
     def order(self):
-        """The elements of the first consumer."""
+        """The elements of the first consumer, in the order of arrival."""
         return [element for _, element in self._elements[0]]
 
     def gaps(self):
-        """The longest times without any element, in s, and when they began; the longest first."""
+        """Return the three longest times without any element, longest first.
+
+        Each entry has the length and the start, in seconds.
+        """
         times = sorted([0.0, *(when for elements in self._elements for when, _ in elements)])
         lengths = [(later - sooner, sooner) for sooner, later in pairwise(times)]
         return sorted(lengths, reverse=True)[:3]
 
     def report(self):
-        """What was done when, and what came."""
+        """Return the log, the numbers of elements and the longest gaps as text."""
         lines = [f"  {when:7.3f} s  {text}" for when, text in self.log]
         came = ", ".join(str(len(elements)) for elements in self._elements)
         gaps = ", ".join(f"{length:.3f} s at {when:.3f} s" for length, when in self.gaps())

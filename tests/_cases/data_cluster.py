@@ -1,4 +1,4 @@
-"""A data service over tcp, each part of it a process of its own that a test can lose."""
+"""A data service over tcp with a process for each server, so that a test can kill servers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ WORKER_TIMEOUT_MS = 1000
 
 
 class DataCluster:
-    """A dispatcher and workers; nothing of it is left after :meth:`close`, or without this process.
+    """A dispatcher and workers in separate processes.
 
-    What a test does to one that is not there is an error of the test.
+    All processes end with :meth:`close`, and with this process. A test must not act on a process
+    that has ended.
 
     Args:
-        num_workers: To begin with.
-        work_dir: Of the dispatcher.
-        fault_tolerant: Whether the dispatcher can go on where it was killed; needs a work_dir.
-        secret: That all know; this process does not. None speaks in clear.
-        dispatcher: More settings, by the names of DispatcherConfig.
-        worker: The same for all workers, by the names of WorkerConfig.
-        env: Added to the environment of all.
+        num_workers: Initial number of workers.
+        work_dir: Work directory of the dispatcher.
+        fault_tolerant: Whether the dispatcher can resume after a kill. Requires work_dir.
+        secret: Secret that all processes except this one know. None turns encryption off.
+        dispatcher: More settings of DispatcherConfig, by name.
+        worker: More settings of WorkerConfig for all workers, by name.
+        env: Variables added to the environment of all processes.
 
     Attributes:
-        dispatcher: Its process.
-        workers: Theirs, by index; a worker that is started again keeps its own.
-        target: What ``distribute`` takes.
+        dispatcher: Process of the dispatcher.
+        workers: Processes of the workers, by index. A restarted worker keeps its index.
+        target: Argument for ``distribute``.
     """
 
     def __init__(
@@ -78,89 +79,89 @@ class DataCluster:
         self.close()
 
     def add_worker(self, *, wait=True, **config):
-        """One more worker, with settings of its own; its index.
+        """Add a worker and return its index.
 
         Args:
-            wait: Whether until the dispatcher knows it.
-            **config: By the names of WorkerConfig.
+            wait: Whether to wait until the dispatcher knows the worker.
+            **config: Settings of WorkerConfig for this worker.
         """
         index = len(self.workers)
         self.workers.append(self._start_worker(index, wait, config))
         return index
 
     def stop_worker(self, index):
-        """Stop it as one should."""
+        """Stop a worker and check its exit status."""
         assert self.workers[index].stop() == 0
 
     def kill_worker(self, index):
-        """Kill it, even if it is stopped."""
+        """Kill a worker, even if it is paused."""
         self.workers[index].end()
 
     def pause_worker(self, index):
-        """Have it stand still."""
+        """Pause a worker with SIGSTOP."""
         self.workers[index].signal(signal.SIGSTOP)
 
     def resume_worker(self, index):
-        """Have it go on."""
+        """Resume a paused worker."""
         self.workers[index].signal(signal.SIGCONT)
 
     def restart_worker(self, index, *, same_port=True, wait=True):
-        """Start one anew that was stopped or killed.
+        """Start a stopped or killed worker again.
 
         Args:
-            index: Its index.
-            same_port: Whether where it was; else at any port.
-            wait: Whether until the dispatcher knows it.
+            index: Index of the worker.
+            same_port: Whether to use the previous port. Otherwise, any free port.
+            wait: Whether to wait until the dispatcher knows the worker.
         """
         port = self.workers[index].last_port if same_port else 0
         self.workers[index] = self._start_worker(index, wait, {"port": port})
 
     def stop_dispatcher(self):
-        """Stop it as one should."""
+        """Stop the dispatcher and check its exit status."""
         assert self.dispatcher.stop() == 0
 
     def kill_dispatcher(self):
-        """Kill it, even if it is stopped."""
+        """Kill the dispatcher, even if it is paused."""
         self.dispatcher.end()
 
     def pause_dispatcher(self):
-        """Have it stand still."""
+        """Pause the dispatcher with SIGSTOP."""
         self.dispatcher.signal(signal.SIGSTOP)
 
     def resume_dispatcher(self):
-        """Have it go on."""
+        """Resume the paused dispatcher."""
         self.dispatcher.signal(signal.SIGCONT)
 
     def restart_dispatcher(self, *, wait=True):
-        """Start it anew at its port.
+        """Start the dispatcher again at its previous port.
 
         Args:
-            wait: Whether until it listens.
+            wait: Whether to wait until the dispatcher listens.
         """
         self.dispatcher = self._start_dispatcher(self.dispatcher.last_port)
         assert not wait or self.dispatcher.port
 
     def num_tasks_on_workers(self):
-        """Tasks that run, on all workers that are there."""
+        """Return the number of running tasks on all running workers."""
         return sum(worker.run(num_tasks) for worker in self.workers if worker.ended is None)
 
     def add_process(self, name, env=None):
-        """A process that only runs functions, for instance a consumer; see :class:`Process`.
+        """Start a process that only runs functions, such as a consumer. See :class:`Process`.
 
         Args:
-            name: In logs.
-            env: Added to the environment.
+            name: Name in logs.
+            env: Variables added to the environment.
         """
         return self._keep(Process(name, self._path, "plain", env={**self._env, **(env or {})}))
 
     def dump(self):
-        """Have all that are there write where their threads are to their logs."""
+        """Let all running processes write the stacks of their threads to their logs."""
         for process in self._all:
             if process.ended is None:
                 process.dump()
 
     def close(self):
-        """Kill all of it, and print what it has written, which pytest shows if the test fails."""
+        """Kill all processes and print their logs, which pytest shows for a failed test."""
         for process in self._all:
             process.end()
         for name, process in {process.name: process for process in self._all}.items():
@@ -189,11 +190,11 @@ class DataCluster:
 
 
 class Reader:
-    """A consumer in a process of its own.
+    """A consumer in its own process.
 
     Args:
-        process: A plain one; see :meth:`DataCluster.add_process`.
-        dataset: What to read.
+        process: A plain process; see :meth:`DataCluster.add_process`.
+        dataset: The dataset to read.
     """
 
     def __init__(self, process, dataset):
@@ -201,11 +202,11 @@ class Reader:
         process.run(_open, dataset)
 
     def take(self, count):
-        """The next elements, fewer at the end."""
+        """Return the next elements, or fewer at the end."""
         return self.process.run(_take, count)
 
     def rest(self):
-        """All that come."""
+        """Return all remaining elements."""
         return self.process.run(_take, None)
 
     def close(self):

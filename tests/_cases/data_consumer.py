@@ -1,4 +1,4 @@
-"""A consumer between a dispatcher and workers that the test plays by hand."""
+"""A consumer with a dispatcher and workers that the test controls by hand."""
 
 import queue
 import threading
@@ -16,14 +16,14 @@ LIMIT_S = 10
 
 
 class Script:
-    """Takes a consumer's calls one by one, and answers when the test says so.
+    """A dispatcher and a worker that hold a consumer's calls until the test answers.
 
     Args:
-        consumption: How the job is read.
-        tasks: Tasks that there are at first, and their parts.
-        consumers: How many there are; the one under test is the first.
-        begin: Elements that are used, by part.
-        others: Of the consumer's options.
+        consumption: Consumption mode of the job.
+        tasks: The initial tasks: task id to part.
+        consumers: Number of consumers. The consumer under test is the first.
+        begin: Number of used elements, by part.
+        others: Other options of the consumer.
     """
 
     def __init__(self, consumption=pb.FIRST_COME, tasks=None, consumers=1, begin=None, **others):
@@ -70,7 +70,7 @@ class Script:
         self._user = ThreadPoolExecutor(1)
 
     def _take(self, request):
-        self._kept.append(request)  # one that is dropped is answered with an error
+        self._kept.append(request)  # a dropped request is answered with an error
         self._calls[request.method].put(request)
         return Reply() if request.method == "dispatcher/ReleaseClient" else LATER
 
@@ -92,7 +92,7 @@ class Script:
     # The dispatcher
 
     def heartbeat(self, limit_s=LIMIT_S):
-        """The consumer's next heartbeat, and what it says."""
+        """Return the consumer's next heartbeat: the request and its message."""
         request = self._calls["dispatcher/ClientHeartbeat"].get(timeout=limit_s)
         return request, pb.ClientRequest.FromString(request.body)
 
@@ -100,26 +100,29 @@ class Script:
         heartbeat.reply(self.state(tasks, **others).SerializeToString())
 
     def beat(self, tasks, **others):
-        """Answer the next heartbeat; what it says."""
+        """Answer the next heartbeat and return its message."""
         request, body = self.heartbeat()
         self.tell(request, tasks, **others)
         return body
 
     def beat_at_end(self, tasks, **others):
-        """Answer heartbeats until one asks about the end, with what the last one shall be told."""
+        """Answer heartbeats up to the first heartbeat with ``at_end`` set.
+
+        The options go into the answer to that heartbeat only.
+        """
         while not (heartbeat := self.heartbeat())[1].at_end:
             self.tell(heartbeat[0], tasks)
         self.tell(heartbeat[0], tasks, **others)
 
     def left(self):
-        """What the consumer says when it leaves."""
+        """Return the message with which the consumer leaves."""
         request = self._calls["dispatcher/ReleaseClient"].get(timeout=LIMIT_S)
         return pb.ClientRequest.FromString(request.body)
 
     # The workers
 
     def asked(self, task=None):
-        """The consumer's next request for elements, of a task if one is named."""
+        """Return the consumer's next request for elements, of one task or of any task."""
         while True:
             request = self._calls["data_worker/GetElement"].get(timeout=LIMIT_S)
             body = pb.GetElementRequest.FromString(request.body)
@@ -153,7 +156,7 @@ class Script:
             limit.cancel()
 
     def next_later(self):
-        """The next element when it is there, as a future."""
+        """Request the next element on another thread and return a future."""
         return self._user.submit(self.next)
 
     def read(self, count):
@@ -168,5 +171,5 @@ class Script:
 
 
 def bounds(ranges):
-    """Bounds by part."""
+    """Return the bounds of ranges by part."""
     return {each.part: list(each.bounds) for each in ranges}

@@ -1,9 +1,10 @@
-"""One process of a data service on its own: a dispatcher, a worker or a consumer.
+"""A process of a data service: a dispatcher, a worker or a consumer.
 
     python -c "from _cases.data_process import main; main()" DESCRIPTOR PARENT
 
-It takes orders from a connection at the descriptor: first what to be, then functions to run. It
-ends when the connection does, and is killed when its parent goes, even if it is stopped.
+The process takes orders from a connection at the descriptor: first its role, then functions to run.
+It ends with the connection. Linux kills the process when its parent ends, even if the process is
+stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataservice import DispatchServer, WorkerServer
 _MAIN = "from _cases.data_process import main; main()"
 _FOLDERS = (Path(dataservice.__file__).parents[1], Path(__file__).parents[1])
 _PR_SET_PDEATHSIG = 1
-# A machine that is busy takes long to start Python.
+# A busy machine takes long to start Python.
 _START_S = 60.0
 _LIMIT_S = 60.0
 _DUMP_S = 1.0
@@ -39,22 +40,23 @@ _LOG_BYTES = 8000
 
 
 class ProcessEndedError(AssertionError):
-    """A process has ended that should have answered."""
+    """Raised when a process has ended before its answer."""
 
 
 class Process:
-    """A process of its own, begun at once; nothing that it starts outlives :meth:`end`.
+    """A process of a data service, started at once. Its children end with :meth:`end`.
 
     Args:
-        name: In logs.
-        folder: For its log.
-        role: ``"dispatcher"``, ``"worker"``, or ``"plain"``, which only runs functions.
-        config: Of the server.
-        env: Added to the environment.
+        name: Name in logs.
+        folder: Folder of the log.
+        role: ``"dispatcher"``, ``"worker"``, or ``"plain"``. A plain process only runs functions.
+        config: Configuration of the server.
+        env: Variables added to the environment.
 
     Attributes:
-        pid: Its number, and that of its process group.
-        last_port: Where its server listens, or did; 0 as long as nobody has asked.
+        pid: The process id, which is also the id of its process group.
+        last_port: The last known port of the server: the configured port, or 0, before the first
+            use of :attr:`port`.
     """
 
     def __init__(self, name, folder, role, config=None, env=None):
@@ -65,7 +67,7 @@ class Process:
         path = os.pathsep.join(map(str, _FOLDERS))
         command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())]
         with self._log.open("ab") as log, theirs:
-            # Linux kills it with the thread that starts it, which therefore has nothing else to do.
+            # PR_SET_PDEATHSIG fires when the starting thread ends, so the start has its own thread.
             self._starter = ThreadPoolExecutor(1)
             self._process = self._starter.submit(
                 subprocess.Popen,
@@ -84,37 +86,40 @@ class Process:
 
     @property
     def port(self):
-        """Where its server listens; waits until it does, and a worker is known."""
+        """The port of the server. The first use waits until the server is ready."""
         if not self._ready:
             self.last_port = self._receive(_START_S)
             self._ready = True
         return self.last_port
 
     def run(self, function, *arguments, limit_s=_LIMIT_S):
-        """What a function gives there, called with the server, or a dict that stays, if plain.
+        """Run a function in the process and return its result.
+
+        The function is called with the server, or in a plain process with a dict that persists
+        between calls.
 
         Raises:
             ProcessEndedError: The process has ended.
-            Exception: What the function raises.
+            Exception: The error of the function.
         """
         self.begin(function, *arguments)
         return self.result(limit_s)
 
     def begin(self, function, *arguments):
-        """The first half of :meth:`run`."""
+        """Start a function in the process: the first half of :meth:`run`."""
         assert self.port is not None
         self._send(cloudpickle.dumps((function, arguments)))
 
     def result(self, limit_s=_LIMIT_S):
-        """The second half of :meth:`run`."""
+        """Return the result of the function: the second half of :meth:`run`."""
         return self._receive(limit_s)
 
     def signal(self, number):
-        """Send a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def dump(self):
-        """Have it write where its threads are to its log, unless it stands still."""
+        """Let the process write the stacks of its threads to its log, unless it is stopped."""
         before = self._log.stat().st_size
         self.signal(signal.SIGUSR1)
         deadline = time.monotonic() + _DUMP_S
@@ -122,7 +127,7 @@ class Process:
             time.sleep(0.01)
 
     def stop(self, limit_s=_LIMIT_S):
-        """Have it end by itself; how it ended. It stops its server, and leaves Python."""
+        """Let the process stop its server and exit. Return the exit status."""
         assert self.port is not None
         self._connection.close()
         try:
@@ -131,7 +136,7 @@ class Process:
             self.end()
 
     def end(self):
-        """Kill it and all that it started; a second call does nothing."""
+        """Kill the process and its children. A second call does nothing."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -140,28 +145,28 @@ class Process:
 
     @property
     def ended(self):
-        """How it has ended; None as long as it runs."""
+        """The exit status, or None while the process runs."""
         return self._process.poll()
 
     def resident(self):
-        """Resident bytes."""
+        """Return the resident memory in bytes."""
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def descriptors(self):
-        """How many files it has open."""
+        """Return the number of open file descriptors."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def threads(self):
-        """How many threads it has, of any kind."""
+        """Return the number of threads, including native threads."""
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
     def ports(self):
-        """The tcp ports at which it listens."""
+        """Return the TCP ports on which the process listens."""
         return listening_ports(self.pid)
 
     def log(self):
-        """The end of what it has written."""
+        """Return the end of the log."""
         return self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
 
     def _send(self, what):
@@ -187,10 +192,10 @@ class Process:
 
 
 def listening_ports(pid):
-    """The tcp ports at which a process of this host listens."""
+    """Return the TCP ports on which a process of this host listens."""
     sockets = set()
     for handle in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it has been closed
+        with contextlib.suppress(FileNotFoundError):  # the file has been closed
             sockets.add(os.readlink(f"/proc/{pid}/fd/{handle}"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
@@ -198,11 +203,11 @@ def listening_ports(pid):
 
 
 def main():
-    """Be what the parent says, and do what it says, until it closes the connection."""
+    """Take the role from the parent, then run its functions until the connection closes."""
     descriptor, parent = map(int, sys.argv[1:])
     faulthandler.register(signal.SIGUSR1)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has gone before it could be tied to
+    if os.getppid() != parent:  # the parent ended before prctl()
         os.kill(os.getpid(), signal.SIGKILL)
     connection = Connection(descriptor)
     os.set_inheritable(descriptor, False)
@@ -224,7 +229,7 @@ def main():
 
 
 def num_tasks(_):
-    """How many tasks run in this process; for :meth:`Process.run`."""
+    """Return the number of tasks that run in this process; for :meth:`Process.run`."""
     return sum(t.name.startswith("dataservice-task") for t in threading.enumerate())
 
 
@@ -243,5 +248,5 @@ def _answer(connection, function, *arguments):
         reply = True, cloudpickle.dumps(function(*arguments))
     except Exception as error:
         reply = False, cloudpickle.dumps((error, traceback.format_exc()))
-    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+    with contextlib.suppress(BrokenPipeError):  # the parent has closed the connection
         connection.send(reply)

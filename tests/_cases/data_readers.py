@@ -1,4 +1,4 @@
-"""Reading datasets of a data service."""
+"""Helpers that read datasets of a data service."""
 
 import pickle
 from contextlib import ExitStack, contextmanager
@@ -10,7 +10,7 @@ import numpy as np
 
 @contextmanager
 def reading(*datasets):
-    """Iterators over datasets, closed at the end."""
+    """Open iterators over datasets, and close them at the end of the block."""
     with ExitStack() as stack:
         yield [stack.enter_context(iter(dataset)) for dataset in datasets]
 
@@ -20,7 +20,7 @@ def read(elements, count):
 
 
 def numbers(elements):
-    """The numbers in elements, batched or not."""
+    """Return the numbers in single or batched elements as a list."""
     return [int(n) for element in elements for n in np.ravel(element)]
 
 
@@ -28,13 +28,16 @@ MADE = []
 
 
 def counted(element):
-    """The element; MADE has it, too. Functions of this module are not copied on their way."""
+    """Record an element in MADE and return the element.
+
+    Functions of this module are pickled by name, so a worker in this process shares MADE.
+    """
     MADE.append(int(element))
     return element
 
 
 def plain(elements):
-    """Elements as Python's numbers, text and lists, in their dicts and tuples."""
+    """Convert elements to Python numbers, text and lists, within their dicts and tuples."""
     if isinstance(elements, dict):
         return {key: plain(value) for key, value in elements.items()}
     if isinstance(elements, tuple):
@@ -45,9 +48,10 @@ def plain(elements):
 
 
 def goes_on_from(dataset, place, most=200):
-    """The elements of a dataset; the rest comes again from the state after some of them.
+    """Return the elements of a dataset, after a check of its iterator state.
 
-    It comes as often as is asked for, also where nothing is kept in memory, and changing nothing.
+    The state is taken after ``place`` elements. The same dataset, twice, and a pickled copy must
+    yield the same remaining elements from that state.
     """
     with iter(dataset) as elements:
         found = [plain(element) for element in islice(elements, min(place, most))]

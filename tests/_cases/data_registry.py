@@ -1,4 +1,4 @@
-"""A registry that a test plays the dispatcher, the workers and the consumers of."""
+"""A registry for tests that act as the dispatcher, the workers and the consumers."""
 
 from dataservice.dispatch.messages import iteration_response
 from dataservice.dispatch.records import Timeouts
@@ -14,7 +14,7 @@ def address_of(number):
 
 
 def terms_of(policy=pb.DYNAMIC, consumption=None, **others):
-    """Terms as ``distribute`` makes them."""
+    """Return terms as ``distribute`` creates them."""
     terms = pb.Terms(policy=policy, consumption=consumption or pb.EXCLUSIVE, **others)
     if terms.consumption == pb.EXCLUSIVE:
         terms.num_consumers = 1
@@ -22,17 +22,17 @@ def terms_of(policy=pb.DYNAMIC, consumption=None, **others):
 
 
 def ranges(**bounds):
-    """``p0=[0, 3]``: elements 0 to 2 of part 0."""
+    """Return ranges of parts: ``p0=[0, 3]`` means elements 0 to 2 of part 0."""
     return [pb.Ranges(part=int(name[1:]), bounds=each) for name, each in bounds.items()]
 
 
 class Play:
-    """Short names for what is asked of a registry.
+    """A registry with short methods for its calls.
 
     Attributes:
         registry: The registry.
-        dataset: One of its datasets.
-        workers: Its first workers, in the order of their ports, from 1.
+        dataset: A registered dataset.
+        workers: The initial workers, in the order of their ports, from 1.
     """
 
     def __init__(self, workers=0, length=10, addresses=(), registry=None):
@@ -54,7 +54,7 @@ class Play:
         return self.registry.register_worker(address_of(number), process, tags, now)
 
     def join(self, terms=None, name="", **others):
-        """A client; see pb.IterationRequest for the other arguments."""
+        """Register a client. Other arguments are fields of pb.IterationRequest."""
         now = others.pop("now", 0.0)
         request = pb.IterationRequest(
             dataset_id=others.pop("dataset", self.dataset).id,
@@ -77,7 +77,7 @@ class Play:
         return self.join(terms, "job", consumer_index=index, **others)
 
     def beat(self, client, now=0.0, **report):
-        """What a client is told in answer to a report."""
+        """Send a client's heartbeat and return the response."""
         request = pb.ClientRequest(client_id=client.id, **report)
         return iteration_response(self.registry.heartbeat_client(request, now))
 
@@ -89,14 +89,14 @@ class Play:
         self.registry.unregister_worker(worker.id)
 
     def start(self, client):
-        """The client's tasks, which have all begun."""
+        """Start all tasks of a client and return their ids."""
         told = self.beat(client).tasks
         for task in told:
             self.registry.start_task(task.task_id)
         return [task.task_id for task in told]
 
     def take_all(self, task_id, length=10):
-        """All that the dispatcher gives to a task in the first pass over a source of a length."""
+        """Return the source indices that a task gets in its first pass over ``length`` indices."""
         self.registry.start_task(task_id)
         taken = []
         while (split := self.registry.next_split(task_id, len(taken))).start < length:
@@ -104,7 +104,7 @@ class Play:
         return taken
 
     def progress(self, worker, task_id, index, now=0.0, **checkpoint):
-        """A worker's heartbeat with a checkpoint."""
+        """Send a worker's heartbeat with a checkpoint and return the response."""
         progress = pb.TaskProgress(
             task_id=task_id, checkpoint=pb.Checkpoint(index=index, state=b"s", **checkpoint)
         )
@@ -117,10 +117,10 @@ class Play:
 
 
 def places(told):
-    """Part and port of the worker, of every task that a client is told of."""
+    """Return the part and the port of the worker for each task of a response."""
     return [(task.part, int(task.worker.rpartition(":")[2])) for task in told.tasks]
 
 
 def waiting(told):
-    """Places, what is to be settled, and how many parts wait."""
+    """Return the places, the tasks to settle, and the number of waiting parts of a response."""
     return places(told), list(told.settle), told.waiting

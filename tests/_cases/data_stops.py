@@ -1,6 +1,6 @@
-"""Datasets whose evaluation tells where it is, and whose states wait before they are pickled.
+"""Datasets that signal their progress, with states that can wait in pickling.
 
-Workers get the functions of this module by name, so they see the same events as the tests.
+Workers import the functions of this module by name, so they share its events with the tests.
 """
 
 import itertools
@@ -13,17 +13,17 @@ LIMIT_S = 30.0
 ASKED = queue.Queue()
 """The number of each element of :func:`large` that a worker has begun to make."""
 CLOSED = threading.Event()
-"""A pass over :func:`large` has been closed."""
+"""Set when a pass over :func:`large` has been closed."""
 HOLDS = threading.Event()
-"""States of :class:`Held` wait from now on when they are pickled."""
+"""Set by a test to make states of :class:`Held` wait in pickling."""
 PICKLING = threading.Event()
-"""A worker has begun to pickle a state of :class:`Held`."""
+"""Set when a worker has begun to pickle a state of :class:`Held`."""
 GO_ON = threading.Event()
-"""The worker may finish that."""
+"""Set by a test to let the worker finish pickling."""
 
 
 def large():
-    """Yield arrays of 40 MiB, of which buffers on both sides hold two."""
+    """Yield arrays of 40 MiB. Buffers on both sides hold two of them."""
     try:
         for number in itertools.count():
             ASKED.put(number)
@@ -33,7 +33,7 @@ def large():
 
 
 class Held:
-    """An endless source whose state waits for :data:`GO_ON` when it is pickled, if it shall."""
+    """An endless source. While HOLDS is set, pickling its state waits for GO_ON."""
 
     def __iter__(self):
         return self

@@ -1,17 +1,17 @@
-"""Contexts of passes over some of the source indices, without a dispatcher."""
+"""Contexts of passes over given source indices, without a dispatcher."""
 
 from dataservice.dataset.base import Context, Share
 
 
 class Dealt:
-    """Splits of one worker, which must not ask for what a mark has left behind.
+    """The splits of one worker. A request for a position before :attr:`first` fails.
 
     Args:
         splits: Ranges of indices.
 
     Attributes:
-        asked: Numbers of the splits that it has asked for, in order.
-        first: No position before it may be asked for.
+        asked: Numbers of the requested splits, in order.
+        first: The first position that may be requested.
     """
 
     def __init__(self, *splits):
@@ -38,11 +38,11 @@ class Dealt:
 
 
 def context_of(node, *splits, epoch=0, part=()):
-    """The context of a pass of one worker, which evaluates some splits: ranges, or one Dealt."""
+    """Return the context of a pass of one worker over splits: ranges, or one Dealt."""
     dealt = splits[0] if splits and isinstance(splits[0], Dealt) else Dealt(*splits)
     return Context((1,), epoch, part=part, share=Share(dealt, node.source_length()))
 
 
 def all_indices(node):
-    """All source indices of a node."""
+    """Return all source indices of a node."""
     return range(node.source_length())

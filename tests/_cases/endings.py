@@ -1,7 +1,7 @@
-"""The ways in which a job ends: what each rank does, and what must be seen from outside.
+"""Cases for the end of a job: the code of the ranks, and the expected result.
 
-A script is drawn from a seed: which rank is the odd one out, after how many steps of common work,
-and how long it waits then. Names in capitals are equal on all ranks.
+A script is drawn from a seed: the odd rank, its number of common steps, and its delay after them.
+Names in capitals, except RANK, are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ endpoint.register("a", {"Die": die, "Leave": leave, "Never": never})
 
 @dataclass(frozen=True)
 class Way:
-    """One way to end.
+    """A case for the end of a job.
 
     Attributes:
-        body: What the ranks do.
-        status: The exit status; None for any but 0.
-        bare_status: The same under the library's own launcher; by default as ``status``.
-        says: A regular expression to find in standard error; ODD stands for the odd rank.
-        reasons: How many ranks say that they end the job: at least, and at most.
-        ranks: How many there are.
-        signal: Sent to the launcher, at a moment between its start and the midst of the work; 0
-            for none.
-        to_all: Whether that signal goes to the launcher's whole process group, as Ctrl-C does.
+        body: Code of the ranks.
+        status: Exit status; None for any nonzero status.
+        bare_status: Exit status under the launcher of the MPI library; by default ``status``.
+        says: Regular expression to find in standard error. ODD stands for the odd rank.
+        reasons: Least and greatest number of ranks that report the end of the job.
+        ranks: Number of ranks.
+        signal: Signal for the launcher, sent between its start and the middle of the work; 0 for
+            none.
+        to_all: Whether the signal goes to the process group of the launcher, as Ctrl-C does.
         silent: Whether standard error must be empty.
-        env: Added to the environment.
-        upsets: Vendors whose own launcher cannot be relied on to end such a job.
-        bare: The way to end under the library's own launcher, if more than the status differs.
+        env: Variables added to the environment.
+        upsets: Vendors with a launcher that does not reliably end such a job.
+        bare: The case under the launcher of the MPI library, if more than the status differs.
     """
 
     body: str
@@ -107,7 +107,7 @@ class Way:
         return self.bare_status if bare and self.bare_status != "the same" else self.status
 
     def meddle(self, process, seed):
-        """Send the signal, if one is to be sent."""
+        """Send the signal, if the case has one, after a random delay."""
         if not self.signal:
             return
         try:
@@ -118,26 +118,26 @@ class Way:
 
 
 def ended(reason, rank="ODD"):
-    """The line with which a rank ends the job."""
+    """Return a regular expression for the line with which a rank ends the job."""
     return rf"mpidist: rank {rank}( \(\w+ \d\))? on \S+ ends the job: {reason}"
 
 
 def fails(body, reason, status=1, **others):
-    """A way in which one rank ends the job and says why."""
+    """Return a case in which one rank ends the job and reports the reason."""
     others = {"reasons": (1, 1), "says": ended(reason), **others}
     return Way(body, status, **others)
 
 
 def killed(body, number, **others):
-    """A way in which a rank dies of a signal, and only its wrapper can say so."""
+    """Return a case in which a signal kills a rank, so that only its wrapper can report it."""
     return Way(body, 128 + number, None, reasons=(0, 1), **others)
 
 
 def exits(body, reason, status, **others):
-    """A way in which one rank exits, while another waits for it.
+    """Return a case in which one rank exits while another rank waits for it.
 
-    ``mpidist run`` sees the exit. Under the library's own launcher the rank leaves, and the rank
-    that waits for it ends the job.
+    ``mpidist run`` sees the exit. Under the launcher of the MPI library, the rank leaves, and the
+    waiting rank ends the job.
     """
     left = ended(".* waits for rank ODD, whose script has ended", OTHER)
     return fails(body, reason, status, bare=fails(body, "", says=left, **others), **others)

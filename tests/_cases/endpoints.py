@@ -1,4 +1,4 @@
-"""What an endpoint does over any transport: a service to call, and cases that call it."""
+"""Test cases for endpoints over any transport, and a service for their calls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from mpidist import LATER, Endpoint, Reply, errors
 
 LIMIT_S = 30.0
-# Bytes: none, little, odd, around where buffers get messages of their own, and much.
+# In bytes: zero, small, odd, around the threshold for separate messages, and large.
 SIZES = (0, 1, 7, 4096, 16383, 16384, 16385, 100_003, (5 << 20) + 1)
 
 
 def pattern(size, seed=0):
-    """Bytes that tell where they come from."""
+    """Return bytes that depend on the position and the seed."""
     return (np.arange(size, dtype=np.uint32) * 31 + seed).astype(np.uint8)
 
 
@@ -28,7 +28,7 @@ def as_bytes(array):
 
 
 class Service:
-    """A service whose handlers run one at a time."""
+    """A service. Its handlers run one at a time."""
 
     def __init__(self, endpoint):
         self.waiting = {}
@@ -69,7 +69,7 @@ class Service:
         return Reply(b"%d" % len(waiting))
 
     def never(self, request):
-        self._kept.append(request)  # what is dropped is answered
+        self._kept.append(request)  # a dropped request would be answered
         return LATER
 
     def drop(self, request):
@@ -205,7 +205,7 @@ def case_unknown_methods(client, address, key):
 def case_replies_that_come_later(client, address, key):
     count = 5
     works = [client.call(address, "test/Later", key) for _ in range(count)]
-    ask(client, address, "Echo")  # the handler of each has run: requests keep their order
+    ask(client, address, "Echo")  # all handlers have run, since requests keep their order
     assert not any(work.is_completed() for work in works)
     assert ask(client, address, "Release", key).body == b"%d" % count
     for n, work in enumerate(works):
@@ -248,7 +248,7 @@ def case_notices_keep_their_order(client, address, key):
 
 
 def case_calls_keep_their_order(client, address, key):
-    """Also beyond the credit, where calls wait for earlier ones."""
+    """Check the order of calls, also beyond the flow-control credit."""
     key += b" order"
     large = pattern(3 << 20)
     works = [
@@ -328,20 +328,20 @@ def case_a_reply_that_cannot_be_sent(client, address, key):
 def case_buffers_that_are_not_contiguous(client, address, key):
     with pytest.raises(ValueError, match="C-contiguous"):
         client.call(address, "test/Echo", b"", [np.zeros((4, 4))[:, 1]])
-    # int() knows the digits of every script: U+0663 is 3 in Arabic, U+00B2 the square.
+    # int() accepts U+0663 (Arabic 3), and str.isdigit() also accepts U+00B2 (superscript 2).
     for wrong in ("nowhere", "mpi://vm:\u0663", "vm:\u00b2", "vm:-1"):
         with pytest.raises(ValueError, match="is not an address"):
             client.call(wrong, "test/Echo")
 
 
 def case_drain(client, address, key):
-    """What has arrived is answered, at once or later; what comes then is refused."""
+    """Check that drain answers earlier requests and refuses later requests."""
     with Endpoint(client._transport) as server:
         service = Service(server)
         server.serve_in_thread()
         there = str(server.address)
         later = [client.call(there, "test/Later", key) for _ in range(3)]
-        assert ask(client, there, "Echo", b"x").body == b"x"  # the handlers of those have run
+        assert ask(client, there, "Echo", b"x").body == b"x"  # the earlier handlers have run
         assert not server.drain(0.02)
         with pytest.raises(errors.UnavailableError, match="is about to close"):
             ask(client, there, "Echo")
@@ -388,7 +388,7 @@ def case_an_endpoint_that_its_handler_closes(client, address, key):
     there = str(server.address)
     assert client.call(there, "stop/Stop").result(LIMIT_S).body == b""
     gone = (errors.UnavailableError, errors.DistNetworkError, errors.DeadlineExceededError)
-    with pytest.raises(gone):  # over tcp somebody else may listen there soon
+    with pytest.raises(gone):  # over tcp, another process may soon listen there
         ask(client, there, "Echo", timeout=1.0)
     for use in (lambda: server.register("x", {}), server.serve_in_thread):
         with pytest.raises(errors.CancelledError, match="is closed"):
@@ -422,7 +422,7 @@ def case_what_cannot_be_sent_or_received_into(client, address, key):
 
 
 def case_an_array_that_becomes_read_only(client, address, key):
-    """The error is the caller's; the endpoint goes on."""
+    """Check that the caller gets the error and the endpoint stays usable."""
     array = np.zeros(100, np.uint8)
     work = client.call(address, "test/Later", key, into=[array])
     array.flags.writeable = False
@@ -434,7 +434,7 @@ def case_an_array_that_becomes_read_only(client, address, key):
         if size == 70_000:
             with pytest.raises(ValueError, match="read-only"):
                 work.wait(LIMIT_S)
-        else:  # it would not have fitted
+        else:  # the reply does not fit, so the array is not used
             assert work.result(LIMIT_S).buffers[0].nbytes == 70_000
     ask(client, address, "Release", key)
 
@@ -464,7 +464,7 @@ def case_futures(client, address, key):
 
 
 def wait_until(condition):
-    """Wait for what another thread does."""
+    """Wait until another thread has made a condition true."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"

@@ -1,4 +1,4 @@
-"""What a process holds, to see whether it grows."""
+"""The resource use of a process, to detect leaks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process and an endpoint in it hold.
+    """The resource use of a process and of an endpoint in it.
 
     Attributes:
-        memory: Resident bytes.
-        descriptors: Open files.
-        threads: Of Python.
-        shared: Mappings of files in /dev/shm.
-        pending: What the endpoint and its transport keep for later, by name.
+        memory: Resident memory in bytes.
+        descriptors: Number of open files.
+        threads: Number of Python threads.
+        shared: Number of mappings of files in /dev/shm.
+        pending: Number of entries in each table of the endpoint and its transport, by name.
     """
 
     memory: int
@@ -36,7 +36,7 @@ class Footprint:
             "requests": endpoint._inbox,
             "later": endpoint._deferred,
         }
-        for name in ("_outgoing", "_unclaimed"):  # of mpi
+        for name in ("_outgoing", "_unclaimed"):  # of the mpi transport
             places[name] = getattr(endpoint._transport, name, ())
         for name in ("_incoming", "_expecting"):
             places[name] = getattr(getattr(endpoint._transport, "_inbox", None), name, ())
@@ -56,7 +56,10 @@ class Footprint:
         return cls(**json.loads(text))
 
     def growth(self, before: Footprint, memory: int = 16 << 20) -> dict[str, tuple[int, int]]:
-        """What is more than before, of memory by more than given: by its name, before and now."""
+        """Return the resources that have grown, by name, as pairs of before and now.
+
+        Memory has grown if it exceeds the earlier value by more than ``memory`` bytes.
+        """
         pairs = {name: (count, self.pending[name]) for name, count in before.pending.items()}
         for name in ("descriptors", "threads", "shared"):
             pairs[name] = getattr(before, name), getattr(self, name)

@@ -1,4 +1,4 @@
-"""Messages that nobody should send."""
+"""Malformed messages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from mpidist.rpc.message import Message
 
 
 def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
-    """Frames that are almost a message: cut, lengthened, altered, or of any bytes.
+    """Return the frames of a message with random damage: cut, extended, altered or replaced bytes.
 
     Args:
-        rng: Draws them.
-        sizes: Of the buffers.
-        receivers: Numbers of endpoints.
-        sealed: Whether half of them get the checksum that fits, and are found out later.
+        rng: Random generator.
+        sizes: Possible sizes of the buffers.
+        receivers: Possible numbers of the receiving endpoint.
+        sealed: Whether half of the messages get a valid checksum, so that only later checks can
+            refuse them.
 
     Returns:
-        The first frame, and those that follow it.
+        The first frame and the frames that follow it.
     """
     message = Message(
         kind=rng.randrange(8),
@@ -58,7 +59,7 @@ def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
 
 
 def seal(frame):
-    """The frame with the checksum of its lengths, wherever these lie in it."""
+    """Return a frame with the checksum that fits its lengths."""
     if len(frame) < 39:
         return frame
     head = 39 + 8 * min(int.from_bytes(frame[35:39], "little"), len(frame))

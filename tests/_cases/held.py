@@ -1,4 +1,4 @@
-"""A stream that does not go on, to show what passes it by."""
+"""A blocked stream, for tests of work that must not wait for the stream."""
 
 import threading
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ WAIT_S = 20
 
 @contextmanager
 def held(stream):
-    """What is queued on a stream is not done before the block ends; nobody may wait for it."""
+    """Block a stream until the end of the block. The block must not wait for the stream."""
     release, ended = threading.Event(), []
     stream.launch_host_func(lambda _: ended.append(release.wait(WAIT_S)), None)
     try:

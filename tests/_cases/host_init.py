@@ -1,9 +1,9 @@
-"""Process 1 of a host of the test bed: makes the host, then starts what its shell asks for.
+"""Process 1 of a host of the test bed. It sets up the host, then runs commands for its shell.
 
 Runs as ``python -I -S host_init.py FOLDER NAME [SHARED...]`` in namespaces of its own, and listens
-at ``FOLDER/NAME.socket``. The host has a name, a /dev/shm and a /tmp that are empty, but for the
-folders that all hosts share, and the /etc/hosts that lies in FOLDER. When this process ends, the
-kernel ends all others of the host, and takes its network interfaces away.
+at ``FOLDER/NAME.socket``. The host has its own name, the /etc/hosts of FOLDER, and a /dev/shm and a
+/tmp that are empty except for the folders shared by all hosts. When this process ends, the kernel
+ends all other processes of the host and removes its network interfaces.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 20
-# How often newer kernels ask a host that does not answer before they take twice the time again;
-# older ones do so from the first.
+# Number of SYN retries that newer kernels send at a fixed interval, before exponential backoff.
+# Older kernels back off from the first retry.
 _LINEAR_TIMEOUTS = Path("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")
 
 
 def set_up(folder: Path, name: str, shared: list[Path]) -> None:
-    """Give this host what no other host has."""
+    """Set the name, the loopback interface and the private mounts of this host."""
     socket.sethostname(name)
     new = folder / f"{name}.tmp"
     new.mkdir()
@@ -46,10 +46,10 @@ def set_up(folder: Path, name: str, shared: list[Path]) -> None:
 
 
 class Shell:
-    """Starts commands, and tells those who asked how they ended.
+    """A server that starts commands and reports their exit status to the requester.
 
     Args:
-        listening: Where they ask.
+        listening: Listening socket for requests.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -65,7 +65,7 @@ class Shell:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        """Never returns."""
+        """Serve requests forever."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listening:
@@ -78,12 +78,12 @@ class Shell:
             self._reap()
 
     def _take(self, connection: socket.socket) -> None:
-        """Do what somebody asks; if he is gone, end what shall not go on without him."""
+        """Handle a request. If the requester has gone, kill its bound commands."""
         try:
             data, handles, _, _ = socket.recv_fds(
                 connection, _MESSAGE_BYTES, 3, socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:  # killed before reading what it was sent
+        except ConnectionResetError:  # the requester was killed before it read its data
             data, handles = b"", []
         message = json.loads(data or "{}")
         if "command" in message:
@@ -91,7 +91,7 @@ class Shell:
             self._running[pid] = (connection, message["bound"])
             return
         for pid, (asked, bound) in self._running.items():
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the process has just ended
                 if asked is connection and message:
                     os.kill(pid, message["signal"])
                 elif asked is connection and bound:
@@ -101,7 +101,7 @@ class Shell:
             connection.close()
 
     def _start(self, message: dict[str, Any], handles: list[int]) -> int:
-        """Start a command, in a session of its own as sshd does."""
+        """Start a command in its own session, as sshd does."""
         os.chdir(message["folder"] or os.path.expanduser("~"))
         pid = os.posix_spawn(
             "/bin/sh",
@@ -116,7 +116,7 @@ class Shell:
         return pid
 
     def _reap(self) -> None:
-        """Collect whoever has ended; orphans, too, are children of process 1."""
+        """Reap ended children. Orphans are children of process 1, too."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 connection, _ = self._running.pop(ended[0], (None, False))
@@ -127,7 +127,7 @@ class Shell:
 
 
 def main(folder: str, name: str, *shared: str) -> None:
-    """Be the host until killed."""
+    """Run the host until this process is killed."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(f"{folder}/{name}.socket")
     listening.listen(100)

@@ -1,4 +1,4 @@
-"""Jobs whose ranks are on several hosts of the test bed, under the vendor's launcher or our own."""
+"""Jobs with ranks on several hosts of the test bed, under an MPI launcher or ``mpidist run``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended."""
+    """The result of a job."""
 
     status: int
     out: str
@@ -28,11 +28,11 @@ class Ended:
 
 
 class Jobs:
-    """Starts jobs from the head.
+    """A starter of jobs on the host ``head``.
 
     Args:
         hosts: The test bed.
-        folder: An empty one that all hosts share.
+        folder: An empty folder that all hosts share.
     """
 
     def __init__(self, hosts, folder):
@@ -43,20 +43,21 @@ class Jobs:
         self.open_mpi = self._launcher.vendor.name == "openmpi"
 
     def script(self, source):
-        """The words that run a script, the common indentation removed."""
+        """Write a script without its common indentation. Return the words that run it."""
         path = self._folder / "script.py"
         path.write_text(textwrap.dedent(source))
         return [str(path)]
 
     def ranks(self, places, words, *, count=None, env=None, timeout_s=60.0):
-        """Run a script under the library's own launcher, to its end.
+        """Run a script under the launcher of the MPI library, to its end.
 
         Args:
-            places: How many ranks each node takes, in order.
+            places: Number of ranks of each node, in order.
             words: The script and its arguments.
-            count: Number of ranks, if more: then the nodes take one after the other in turn.
-            env: Given to all ranks.
-            timeout_s: After which the job is killed, and the test fails.
+            count: Number of ranks, if larger than the sum of the places. Ranks are then placed on
+                the nodes in turn.
+            env: Variables for all ranks.
+            timeout_s: Limit in seconds. At the limit, the job is killed and the test fails.
         """
         count = count or sum(places.values())
         given = {**(env or {}), "PYTHONPATH": str(_ROOT / "tests")}
@@ -69,16 +70,19 @@ class Jobs:
         return self._finish(self._start(command, {**environment, **given}), timeout_s)
 
     def mpidist_run(self, places, words, *, env=None, timeout_s=60.0, may_leave=False):
-        """Run words under ``mpidist run``, to their end; arguments as :meth:`ranks`.
+        """Run ``mpidist run`` with the given words, to its end. Arguments as in :meth:`ranks`.
 
         Args:
-            may_leave: Whether daemons of the launcher may outlive it. They are killed, and their
-                files are removed.
+            may_leave: Whether daemons of the launcher may outlive the job. They are killed, and
+                their files are removed.
         """
         return self._finish(self.start_mpidist_run(places, words, env=env), timeout_s, may_leave)
 
     def start_mpidist_run(self, places, words, *, env=None):
-        """Start ``mpidist run``; the vendor's launcher takes the hosts from the environment."""
+        """Start ``mpidist run``.
+
+        The MPI launcher takes the hosts from the environment, unless the words name them.
+        """
         command = [sys.executable, "-m", "mpidist", "run", *words]
         settings = self._settings(self._host_file(places, sum(places.values())))
         if {"--hosts", "--hostfile"} & set(words):
@@ -101,11 +105,11 @@ class Jobs:
         return process
 
     def close(self):
-        """Kill the launchers that are still there, and what they have started."""
+        """Kill the remaining launchers and their processes."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-                self._hosts.end_processes()  # they hold our pipes
+                self._hosts.end_processes()  # these processes hold the pipes open
             process.communicate(timeout=_LOOK_S)
 
     def _finish(self, process, timeout_s, may_leave=False):
@@ -121,7 +125,7 @@ class Jobs:
                 ended, had_ended = process.poll() is not None, ended
                 if not had_ended and time.monotonic() < deadline:
                     continue
-                # What runs on, here or elsewhere, holds our pipes open.
+                # A remaining process on any host holds the pipes open.
                 if process.poll() is None:
                     problem = f"the job did not end within {timeout_s:g} s"
                 elif not may_leave:
@@ -134,7 +138,7 @@ class Jobs:
         return Ended(process.returncode, out, err)
 
     def _host_file(self, places, count):
-        """The hosts, with as many places as ranks fit on them in turn."""
+        """Write the host file. For Open MPI, its slots are enough for all ranks."""
         path = self._folder / "hosts"
         turns = -(-count // sum(places.values()))
         form = "{} slots={}\n" if self.open_mpi else "{}:{}\n"
@@ -143,7 +147,7 @@ class Jobs:
         return path
 
     def _flags(self, file, *, cyclic):
-        """Of the launcher, for our network."""
+        """Return the launcher's options for the network of the test bed."""
         shell = str(self._hosts.shell)
         if not self.open_mpi:
             return ["-launcher", "ssh", "-launcher-exec", shell, "-iface", BRIDGE, "-f", str(file)]
@@ -153,7 +157,7 @@ class Jobs:
         return [*start, *send, "--hostfile", str(file), *(["--map-by", "node"] if cyclic else [])]
 
     def _settings(self, file):
-        """The same as environment variables."""
+        """Return the options of :meth:`_flags` as environment variables."""
         shell = str(self._hosts.shell)
         if not self.open_mpi:
             return {

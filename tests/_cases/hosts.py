@@ -1,9 +1,10 @@
-"""The test bed of many hosts: network namespaces of this machine that know nothing of each other.
+"""The test bed of several hosts: isolated network namespaces on this machine.
 
-A host has its own network, name, processes, /dev/shm and /tmp. All hang on one switch, the bridge
-of the host ``head``, where launchers run. Nothing of it has a name outside: namespaces, interfaces
-and addresses exist as long as process 1 of their host does, which dies with this process. So
-several beds can stand side by side, and nothing is left of one, however its maker ends.
+Each host has its own network, name, processes, /dev/shm and /tmp. A bridge on the host ``head``
+connects all hosts, and launchers run on that host. Namespaces, interfaces and addresses have no
+names outside of the bed. They exist as long as process 1 of their host, and that process dies with
+this process. So several beds can exist side by side, and a killed bed leaves no process and no
+interface.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ NETWORK = "10.77.0"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PREFIX = "mpidist-hosts-"
 _PROGRAMS = ("ip", "mount", "nsenter", "unshare")
-# Hydra's proxies leave it in /tmp when they are killed.
+# Hydra's proxies leave these files in /tmp when they are killed.
 _LEFT_BY_LAUNCHERS = ("hydra_hwloc_xmlfile_",)
 _PR_SET_PDEATHSIG = 1
 _UNSHARE = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
 
 
 def problem():
-    """Why there can be no test bed here, and what to do; empty if there can."""
+    """Return the reason why no test bed can run here and the remedy, or an empty string."""
     if os.geteuid() != 0:
         return "it needs root, for network namespaces; run it as root (sudo, or a container)"
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
@@ -52,12 +53,12 @@ def problem():
 
 
 class Host:
-    """One host; see :class:`Hosts`.
+    """A host of the test bed; see :class:`Hosts`.
 
     Attributes:
         name: Its name.
-        address: Its address in the network.
-        pid: Of the process that keeps its namespaces, as seen from outside.
+        address: Its IP address in the bed.
+        pid: Outside pid of the process that holds the namespaces.
     """
 
     def __init__(self, folder, name, address, shared):
@@ -71,7 +72,7 @@ class Host:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the tests, which then end the hosts
+            start_new_session=True,  # Ctrl-C must reach only the tests, which then end the hosts
             preexec_fn=_die_with_parent,
         )
         self.pid = self._keeper.pid
@@ -81,20 +82,20 @@ class Host:
 
     @property
     def hardware(self):
-        """Hardware address of a node's interface: the bytes of the other one."""
+        """The MAC address of the node's interface, made from the bytes of the IP address."""
         return "02:00:" + ":".join(f"{int(byte):02x}" for byte in self.address.split("."))
 
     def ip(self, *words):
-        """Run ``ip`` in the network of this host."""
+        """Run ``ip`` in the network namespace of this host."""
         enter = ["nsenter", f"--net=/proc/{self.pid}/ns/net"]
         subprocess.run([*enter, "ip", *map(str, words)], check=True)
 
     def path(self, name):
-        """A file of this host, as seen from outside."""
+        """Return the outside path of a file of this host."""
         return Path(f"/proc/{self.pid}/root{name}")
 
     def processes(self):
-        """Command lines of all processes but the first, by pid as seen inside."""
+        """Return the command lines of all processes except process 1, by inside pid."""
         found = {}
         for folder in self.path("/proc").glob("[0-9]*"):
             try:
@@ -107,31 +108,34 @@ class Host:
         return found
 
     def files(self):
-        """What lies in its /dev/shm and /tmp, but for shared folders; as seen from outside."""
+        """Return the outside paths of the entries of /dev/shm and /tmp.
+
+        Shared folders, and files that launchers leave, are omitted.
+        """
         found = [*self.path("/dev/shm").iterdir(), *self.path("/tmp").iterdir()]
         found = [path for path in found if path.name not in self._shared]
         return [path for path in found if not path.name.startswith(_LEFT_BY_LAUNCHERS)]
 
     def close(self):
-        """End the host with all its processes."""
+        """End the host and all its processes."""
         self._keeper.kill()
         self._keeper.wait()
-        self._keeper.stdout.read()  # up to the end of process 1
+        self._keeper.stdout.read()  # returns at the end of process 1
         self._keeper.stdout.close()
 
 
 class Hosts:
-    """The head and some nodes, each joined to the head's bridge by a cable of its own.
+    """A test bed: the host ``head`` and nodes, each connected to the bridge by a veth pair.
 
     Args:
-        shared: Folders that all hosts see, as on a shared file system. What is not below /tmp is
-            seen by all anyway.
+        shared: Folders visible on all hosts, as on a shared file system. Folders outside of /tmp
+            are visible on all hosts anyway.
 
     Attributes:
-        folder: Of this bed.
-        shell: A program that takes the place of ssh.
-        nodes: The hosts to run on, by name.
-        head: The host that launchers run on.
+        folder: The folder of this bed.
+        shell: A program that replaces ssh.
+        nodes: The hosts for ranks, by name.
+        head: The host for launchers.
     """
 
     def __init__(self, shared=()):
@@ -164,7 +168,7 @@ class Hosts:
         return {host.name: host for host in self._made[1:]}
 
     def _join(self):
-        """Build the network."""
+        """Create the bridge and connect the nodes."""
         self.head.ip("link", "add", BRIDGE, "type", "bridge")
         self.head.ip("addr", "add", f"{self.head.address}/24", "dev", BRIDGE)
         self.head.ip("link", "set", BRIDGE, "up")
@@ -174,28 +178,28 @@ class Hosts:
             self.head.ip("link", "set", name, "master", BRIDGE, "up")
             host.ip("addr", "add", f"{host.address}/24", "dev", "eth0")
             host.ip("link", "set", "eth0", "up")
-            # As behind a router: nobody says that a host is not there, it only does not answer.
+            # As behind a router, a lost host only stops answering: ARP reports no error.
             for other in self.nodes.values():
                 entry = (other.address, "lladdr", other.hardware, "dev", "eth0")
                 host.ip("neigh", "replace", *entry, "nud", "permanent")
 
     def cut(self, name):
-        """Pull a node's cable: nothing arrives any more, and nobody is told."""
+        """Take down the link of a node. Packets are lost without an error."""
         self.head.ip("link", "set", "dev", name, "down")
 
     def mend(self, name):
-        """Put the cable back."""
+        """Restore the link of a node."""
         self.head.ip("link", "set", "dev", name, "up")
 
     def command(self, host, words):
-        """The command line that runs another on a host.
+        """Return the command line that runs a command on a host.
 
-        It has the environment and the folder of whoever runs it, and ends when that process ends.
+        The command has the environment and the folder of its caller, and ends when the caller ends.
         """
         return [str(self.shell), "-t", host, f"exec {shlex.join(map(str, words))}"]
 
     def remains(self):
-        """What runs on the hosts, and lies in their own folders, in words."""
+        """Return a line of text for each process and each file left on the hosts."""
         found = []
         for host in self._made:
             found += [f"{host.name}: {line}" for line in host.processes().values()]
@@ -203,26 +207,26 @@ class Hosts:
         return found
 
     def await_end(self, limit_s):
-        """Wait until nothing runs on the hosts any more, or the time is over."""
+        """Wait until no process is left on the hosts, or the limit is over."""
         deadline = time.monotonic() + limit_s
         while any(host.processes() for host in self._made) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def clear(self):
-        """End all that runs on the hosts, and remove the files."""
+        """Kill all processes of the hosts and remove the files."""
         self.end_processes()
         for host in self._made:
             for path in host.files():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end_processes(self):
-        """End all that runs on the hosts."""
+        """Kill all processes of the hosts."""
         for host in self._made:
             if host.processes():
                 subprocess.run([self.shell, host.name, "kill -9 -1"], check=False)
 
     def close(self):
-        """End all hosts, and leave nothing."""
+        """End all hosts and remove the folder."""
         for host in self._made:
             host.close()
         shutil.rmtree(self.folder)
@@ -230,14 +234,17 @@ class Hosts:
 
 
 def _below_tmp(paths):
-    """The folders that a private /tmp would hide; none of them inside another."""
+    """Return the folders that a private /tmp would hide, without folders nested in another."""
     below = {Path(path).resolve() for path in paths}
     below = {path for path in below if path.is_relative_to("/tmp")}
     return sorted(path for path in below if not below & set(path.parents))
 
 
 def _locked_folder():
-    """A folder, and a descriptor that holds a lock on it; it gets its name once it is locked."""
+    """Create a folder. Return it with a descriptor that holds a lock on it.
+
+    The folder gets its final name once it is locked.
+    """
     folder = Path(tempfile.mkdtemp(prefix="mpidist-new-"))
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -245,17 +252,17 @@ def _locked_folder():
 
 
 def _remove_abandoned():
-    """Remove the folders of beds whose makers were killed; the hosts have died with them."""
+    """Remove the folders of beds with a killed creator. Their hosts died with the creator."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # another has removed it
+            continue  # another process has removed the folder
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)  # another may be at it, too
+            shutil.rmtree(folder, ignore_errors=True)  # another process may do the same
         except BlockingIOError:
-            continue  # its maker lives
+            continue  # the creator is alive
         finally:
             os.close(lock)
 

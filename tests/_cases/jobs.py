@@ -1,4 +1,4 @@
-"""Jobs of their own: a script on several ranks, to its end, and what it leaves behind."""
+"""Separate jobs: a script on several ranks, and a check of its leftovers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from _cases.leftovers import abandoned, remaining, shared_files
 from mpidist.launcher.vendors import find_launcher
 
-GONE_S = 5.0  # what a dead process held may be given back a little after its end
+GONE_S = 5.0  # resources of a dead process may be released slightly later
 
 
 class LauncherStuckError(AssertionError):
-    """All ranks have ended, and the launcher has not."""
+    """Raised when all ranks have ended and the launcher has not."""
 
 
 @dataclass
 class Ended:
-    """A job that has ended, and the files in /dev/shm that it left, if it may leave any."""
+    """The result of a job, with the files left in /dev/shm if the job may leave files."""
 
     status: int
     out: str
@@ -32,17 +32,17 @@ class Ended:
 def run_ranks(
     folder, count, source, *, timeout_s=30.0, env=None, meddle=None, may_leave_files=False
 ):
-    """Run a script under the library's own launcher, without ``mpidist run``.
+    """Run a script under the launcher of the MPI library, without ``mpidist run``.
 
     Args:
-        folder: An empty one.
+        folder: An empty folder.
         count: Number of ranks.
-        source: The script; the common indentation is removed.
-        timeout_s: After which the job is killed, and the test fails.
-        env: Added to the environment.
-        meddle: Called with the launcher's process, which leads a process group, once it has begun.
-        may_leave_files: Whether files in /dev/shm are given back, and removed, in place of an
-            error.
+        source: The script. Its common indentation is removed.
+        timeout_s: Limit in seconds. At the limit, the job is killed and the test fails.
+        env: Variables added to the environment.
+        meddle: Called after the start with the launcher's process, which leads a process group.
+        may_leave_files: Whether files left in /dev/shm are removed and returned. Otherwise they are
+            an error.
     """
     launcher = find_launcher()
     command = launcher.command(count)
@@ -53,10 +53,10 @@ def run_ranks(
 
 
 def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None, inside=()):
-    """Run a script under ``mpidist run`` with the words given; arguments as :func:`run_ranks`.
+    """Run a script under ``mpidist run`` with the given words. See :func:`run_ranks`.
 
-    ``inside`` are words of a command that runs the one that follows them, with a /dev/shm of its
-    own: what is left in that one goes with the job.
+    ``inside`` is a command that runs the job with a private /dev/shm. Files left there vanish with
+    the job.
     """
     command = [*inside, sys.executable, "-m", "mpidist", "run", *words]
     environment = {**os.environ, **(env or {})}

@@ -1,4 +1,4 @@
-"""Requests of every kind, again and again, after which nothing may be left."""
+"""A leak check of endpoints: many requests of every kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM = 2_000
 
 
 def serve_footprint(endpoint):
-    """Let a client see what this process holds."""
+    """Serve the resource use of this process to clients."""
 
     def footprint(request):
         return Reply(Footprint.of(endpoint).pack())
@@ -26,11 +26,14 @@ def serve_footprint(endpoint):
 
 
 def check_leaks(client, address, key=b""):
-    """Ten thousand requests; what client and server hold is compared after the first of them."""
+    """Check that requests leave no resources behind in client and server.
+
+    The first WARM of the REQUESTS requests run before the first measurement.
+    """
     _requests(client, address, key, 0, WARM)
     before = _look(client, address)
     _requests(client, address, key, WARM, REQUESTS)
-    # What is on its way, or about to end, is gone at a later look; what has leaked is not.
+    # Pending messages and ending threads are gone at a later look. Leaks remain.
     deadline = time.monotonic() + LIMIT_S
     while True:
         after = _look(client, address)
@@ -56,7 +59,7 @@ def _requests(client, address, key, first, last):
         elif kind == 13:
             with pytest.raises(errors.DeadlineExceededError):
                 ask(client, address, "Never", b"", [data], timeout=1e-4)
-        elif kind == 17:  # the answer comes, with a buffer, when nobody waits any more
+        elif kind == 17:  # the reply arrives, with a buffer, after the deadline of the call
             name = key + b"%d" % number
             with pytest.raises(errors.DeadlineExceededError):
                 ask(client, address, "Later", name, timeout=1e-4)
@@ -67,7 +70,7 @@ def _requests(client, address, key, first, last):
 
 
 def _look(client, address):
-    """What both sides hold, when late answers have come."""
+    """Return the footprints of client and server, after late replies have arrived."""
     for _ in range(200):
         ask(client, address, "Echo")
     reply = client.call(address, "see/Footprint").result(LIMIT_S)

@@ -1,4 +1,4 @@
-"""What a job may leave behind on its host: processes, and files in shared memory."""
+"""Search for processes and shared-memory files that a job has left on its host."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ _SHARED = tuple(prefix for vendor in VENDORS for prefix in vendor.shared_files)
 
 
 def shared_files():
-    """The names in /dev/shm that a job may have made."""
+    """Return the names in /dev/shm that a job may have created."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(_SHARED)}
 
 
 def abandoned(before, timeout_s=5.0):
-    """Names that appeared, stay, and that nobody uses, as other jobs here may."""
+    """Wait until no new unused file is left in /dev/shm. Return the remaining names.
+
+    Files in use may belong to other jobs on this host.
+    """
     return _until_none(lambda: _unused(shared_files() - before), timeout_s)
 
 
 def remaining(word, timeout_s=0.0):
-    """The processes with a word in their command line or environment, once there are none, or late.
+    """Wait until no process has a word in its command line or environment.
 
     Args:
         word: For example the name of the job's folder.
-        timeout_s: How long to wait until there are none.
+        timeout_s: Limit of the wait in seconds.
 
     Returns:
-        Their command lines.
+        The command lines of the remaining processes.
     """
     return _until_none(lambda: _processes(word), timeout_s)
 
@@ -67,7 +70,7 @@ def _unused(names):
 
 
 def _is_locked(path):
-    """Whether it is the folder of a command that is alive."""
+    """Return whether a path is the locked folder of a running command."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

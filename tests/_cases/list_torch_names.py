@@ -1,6 +1,6 @@
-"""Lists the public names of torch.distributed and the arguments of its functions.
+"""List the public names of torch.distributed and the arguments of its functions.
 
-The output is the module torch_names, which says how it was made.
+The output is the module torch_names. Its docstring has the command that creates it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPECIAL = ("__init__", "__getitem__")
 
 
 def facts():
-    """The constants of the module torch_names, by name."""
+    """Return the constants of the module torch_names, by name."""
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
@@ -54,18 +54,18 @@ def facts():
 
 
 def members(kind):
-    """The public attributes of a class, without those of str."""
+    """Return the public attributes of a class, without the attributes of a base class str."""
     inherited = dir(str) if issubclass(kind, str) else ()
     return sorted(one for one in dir(kind) if not one.startswith("_") and one not in inherited)
 
 
 def installed():
-    """The version of torch that is installed, without its build."""
+    """Return the installed version of torch, without its build tag."""
     return version("torch").partition("+")[0]
 
 
 def arguments(value):
-    """Name and default of each argument; None for a property or a function of C++."""
+    """Return name and default of each argument, or None for a property or a function of C++."""
     if isinstance(value, property):
         return None
     try:
@@ -76,7 +76,7 @@ def arguments(value):
 
 
 def main():
-    """Print the module."""
+    """Print the module torch_names."""
     print(HEADER.format(version=installed()))
     print(f"VERSION = {installed()!r}")
     for name, value in facts().items():

@@ -1,4 +1,4 @@
-"""Handlers that answer a request twice, and the log that tells it, over any transport."""
+"""Handlers that answer a request twice, and checks of the reply and the log."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HANDLERS = (
     raises_after_its_reply,
     exits_after_its_reply,
 )
-# What the log says of the second reply, beside method and peer.
+# Log text for the second reply, besides method and peer.
 TOLD = {
     fails_after_its_reply: "ValueError: a late error",
     raises_after_its_reply: "RuntimeError: a late error",
@@ -65,7 +65,7 @@ TOLD = {
 
 
 def serve(endpoint, handler):
-    """Serve ``twice/Answer`` on a thread; returns the list of the peers that call it."""
+    """Serve ``twice/Answer`` on a thread. Return a list that collects the calling peers."""
     peers = []
     endpoint.register("twice", {"Answer": lambda r: peers.append(r.process) or handler(r)})
     endpoint.serve_in_thread()
@@ -73,7 +73,7 @@ def serve(endpoint, handler):
 
 
 def answer_of(endpoint, address):
-    """The answer to a call, which is the first one."""
+    """Call ``twice/Answer``. Return the body of the first reply, or the name of its error."""
     work = endpoint.call(address, "twice/Answer", timeout=LIMIT_S)
     try:
         return work.result().body

@@ -1,4 +1,4 @@
-"""Parameter servers and workers, as threads and endpoints of one process."""
+"""Parameter servers and workers as threads and endpoints of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategy.server.parameter_server import ParameterServer
 
 
 class FarMemory(PsMemory):
-    """The memory of ps tasks as a worker on another node sees it."""
+    """The memory of ps tasks for a worker on another node."""
 
     def is_near(self, index):
         return False
@@ -23,7 +23,7 @@ class FarMemory(PsMemory):
 
 
 class Host:
-    """A task of a cluster whose ps is a thread of this process."""
+    """A stand-in for a Server in a cluster with ps tasks on threads of this process."""
 
     def __init__(self, cluster, job, index):
         self._cluster = cluster
@@ -50,7 +50,7 @@ class Host:
 
 
 class Cluster:
-    """Some ps tasks that serve, and any number of workers."""
+    """A cluster of serving ps tasks and any number of workers."""
 
     def __init__(self, stack, servers=1, workers=2, near=True):
         self.stack, self.near = stack, near
@@ -66,19 +66,22 @@ class Cluster:
             host.endpoint.serve_in_thread()
 
     def host(self, index):
-        """The Server of a worker, the same each time."""
+        """Return the stand-in Server of a worker. Each worker has one."""
         if index not in self._hosts:
             self._hosts[index] = Host(self, "worker", index)
         return self._hosts[index]
 
     def worker(self, index, **options):
-        """A strategy of a worker; the second one of each worker is named "strategy 1", ..."""
+        """Create a strategy of a worker.
+
+        The second strategy of each worker is named "strategy 1", and so on.
+        """
         name = {"name": f"strategy {self._made[index]}"} if self._made[index] else {}
         self._made[index] += 1
         return ParameterServerStrategy(server=self.host(index), **name | options)
 
 
 def variable(strategy, name, shape, initializer="zeros", dtype=np.float64):
-    """A variable of a strategy."""
+    """Create a variable of a strategy."""
     with strategy.scope():
         return get_variable(name, shape, dtype, initializer)

@@ -1,7 +1,7 @@
-"""The test bed of batch jobs: a real Slurm, in which this machine is three nodes.
+"""The test bed of batch jobs: a real Slurm with this machine as three nodes.
 
-Its daemons, with a munge key of their own, keep everything in one temporary folder and listen on
-ports that were free. :mod:`_cases.slurm_keeper` runs them, and ends all when this process does.
+The daemons use their own munge key, keep all files in one temporary folder and listen on free
+ports. :mod:`_cases.slurm_keeper` runs the daemons, and ends everything when this process ends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from _cases.slurm_keeper import descendants
 
 NODES = ("n1", "n2", "n3")
-GPUS = 2  # of each node; they are only files
-_CPUS = 16  # of each node, whatever there is: tests compute little
+GPUS = 2  # of each node; plain files stand in for devices
+_CPUS = 16  # of each node, on any machine: tests compute little
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _COMMANDS = ("sbatch", "srun", "sinfo", "squeue", "scontrol", "scancel")
-_SYSTEM = ("/usr/sbin", "/sbin")  # not in everybody's PATH
+_SYSTEM = ("/usr/sbin", "/sbin")  # not in the PATH of every user
 _START_S = 60.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ _RUNNING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSP
 
 
 def problem():
-    """Why there can be no test bed here, and what to do; empty if there can."""
+    """Return the reason why no test bed can run here and the remedy, or an empty string."""
     if os.geteuid() != 0:
         return "it needs root, for Slurm's daemons; run it as root (sudo, or a container)"
     missing = [name for name in (*_DAEMONS, *_COMMANDS) if _program(name) is None]
@@ -50,7 +50,7 @@ def _program(name):
 
 @dataclass(frozen=True)
 class Ended:
-    """A job, or a command, that has ended."""
+    """The result of a job or a command."""
 
     status: int
     out: str
@@ -58,16 +58,16 @@ class Ended:
 
 
 class Bed:
-    """The nodes n1, n2 and n3; :meth:`close` ends everything on them.
+    """The nodes n1, n2 and n3. :meth:`close` ends everything on them.
 
     Attributes:
-        folder: Of this bed.
-        env: With which Slurm's commands find it, and jobs the programs beside this Python.
+        folder: The folder of this bed.
+        env: Environment variables that select the bed's Slurm and this Python's programs.
     """
 
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="mpidist-slurm-"))
-        self.folder.chmod(0o755)  # munge wants its socket where everybody may look
+        self.folder.chmod(0o755)  # munge requires a socket folder that all users can enter
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.env = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
         self._write()
@@ -78,7 +78,7 @@ class Bed:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the tests, which then end the bed
+            start_new_session=True,  # Ctrl-C must reach only the tests, which then end the bed
         )
         try:
             if not self._keeper.stdout.readline():
@@ -102,13 +102,13 @@ class Bed:
         self._keeper.stdout.close()
 
     def run(self, words, *, env=None, cwd=None, timeout_s=60.0):
-        """Run one of Slurm's commands, or any that uses them, to its end.
+        """Run a command that uses Slurm to its end.
 
         Args:
-            words: The command.
-            env: For it and, as Slurm passes everything on, for its tasks.
-            cwd: Folder of it and of its tasks.
-            timeout_s: After which it is killed, and the test fails.
+            words: The command and its arguments.
+            env: Variables for the command and for its tasks, since Slurm passes variables on.
+            cwd: Folder of the command and its tasks.
+            timeout_s: Limit in seconds. At the limit, the command is killed and the test fails.
         """
         process = subprocess.Popen(
             list(map(str, words)),
@@ -132,13 +132,20 @@ class Bed:
         return Ended(process.returncode, out, err)
 
     def srun(self, *words, **options):
-        """Run a job that is one step, of two minutes at most; options as :meth:`run`."""
+        """Run a job of one step and at most two minutes. Options as in :meth:`run`."""
         return self.run(["srun", "--time=2", *words], **options)
 
     def sbatch(self, *words, env=None, cwd=None, timeout_s=60.0):
-        """Run a batch job of two minutes at most: sbatch's options, the script, its arguments.
+        """Run a batch job of at most two minutes to its end.
 
-        What ``sbatch --wait`` does, but that asks for the end every two, and later 32, seconds.
+        Unlike ``sbatch --wait``, which polls every 2 s and later every 32 s, this method polls
+        every 50 ms.
+
+        Args:
+            words: Options of sbatch, the script and its arguments.
+            env: Variables for sbatch and for the job.
+            cwd: Folder of sbatch and of the job.
+            timeout_s: Limit in seconds. At the limit, the job is killed and the test fails.
         """
         out, err = (self.folder / f"{secrets.token_hex(4)}.{name}" for name in ("out", "err"))
         options = ["--parsable", "--time=2", f"--output={out}", f"--error={err}"]
@@ -158,11 +165,11 @@ class Bed:
     def _facts(self, job):
         shown = self.run(["scontrol", "--oneliner", "show", "job", job])
         assert shown.status == 0, shown.err
-        first = shown.out.splitlines()[0]  # the others are components of a heterogeneous job
+        first = shown.out.splitlines()[0]  # other lines are components of a heterogeneous job
         return dict(word.split("=", 1) for word in first.split() if "=" in word)
 
     def processes(self):
-        """Command lines of all that runs in the bed but its daemons, by pid."""
+        """Return the command lines of all processes in the bed except its daemons, by pid."""
         found = {}
         for pid in set(descendants(self._keeper.pid)) - self._daemons:
             try:
@@ -173,18 +180,18 @@ class Bed:
         return found
 
     def remains(self):
-        """What jobs have left running, in words."""
+        """Return a line of text for each job and each process left in the bed."""
         queue = self.run(["squeue", "--noheader", "--format=job %i is %T"]).out
         return [*queue.splitlines(), *self.processes().values()]
 
     def await_end(self, limit_s):
-        """Wait until no job runs any more and all nodes are idle, or the time is over."""
+        """Wait until no process is left and all nodes are idle, or the limit is over."""
         deadline = time.monotonic() + limit_s
         while (self.processes() or not self._idle()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def clear(self):
-        """End all jobs, with what they have left running."""
+        """Kill all jobs and their remaining processes."""
         self.run(["scancel", "--user=root", "--signal=KILL", "--full"])
         for pid in self.processes():
             try:
@@ -205,7 +212,7 @@ class Bed:
             time.sleep(_POLL_S)
 
     def _write(self):
-        """Make the key, the configuration and the folders."""
+        """Write the key, the configuration and the folders."""
         folder = self.folder
         for name in ("log", "spool", "state"):
             (folder / name).mkdir()
@@ -216,7 +223,7 @@ class Bed:
             f"--{name}-file": folder / f"munge.{name}" for name in ("key", "pid", "log", "seed")
         }
         files["--socket"] = folder / "munge.socket"
-        munge = [_program("munged"), "--force"]  # it does not like folders below /tmp
+        munge = [_program("munged"), "--force"]  # otherwise munged refuses folders below /tmp
         munge += [f"{option}={file}" for option, file in files.items()]
         control = [_program("slurmctld"), "-D"]
         nodes = [[_program("slurmd"), "-D", "-N", name] for name in NODES]
@@ -228,7 +235,7 @@ class Bed:
 
 
 def _configuration(folder):
-    """The text of slurm.conf."""
+    """Return the text of slurm.conf."""
     control, *ports = _free_ports(1 + len(NODES))
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
@@ -272,7 +279,7 @@ PartitionName=all Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 
 
 def _free_ports(count):
-    """Ports that nobody listens on; all different."""
+    """Return unused ports, all different."""
     held = [socket.socket() for _ in range(count)]
     try:
         for one in held:
@@ -284,7 +291,7 @@ def _free_ports(count):
 
 
 def _without_slurm(env):
-    """An environment as outside of any job, even if the tests run in one."""
+    """Return an environment without the variables of a surrounding job."""
     return {name: value for name, value in env.items() if not name.startswith(("SLURM", "SBATCH"))}
 
 

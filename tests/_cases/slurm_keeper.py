@@ -1,12 +1,12 @@
-"""Runs the daemons of :mod:`_cases.slurm_bed`; ends them and all jobs when its input ends.
+"""The keeper of :mod:`_cases.slurm_bed`. It ends the daemons and jobs when its input ends.
 
-Started as a process of its own, so that nothing is left however the tests end. Whatever loses its
-parent below this process becomes its child: daemons of jobs cannot get away.
+The keeper is a separate process, so it cleans up even if the tests are killed. It is the subreaper
+of its descendants: orphans become its children, so daemons of jobs cannot escape.
 
     python -I -S slurm_keeper.py FOLDER
 
-FOLDER has ``commands.json``: the commands to run to their end, and then the ones to keep. It is
-removed at the end. One line goes to the output: the numbers of what is kept.
+FOLDER has ``commands.json``: first the commands to run to their end, then the commands to keep
+running. FOLDER is removed at the end. The keeper prints one line: the pids of the running commands.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def descendants(root):
-    """Pids of all processes below one, but for zombies."""
+    """Return the pids of all descendants of a process, without zombies."""
     children = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         children.setdefault(int(parent), []).append((int(stat.parent.name), state))
     found, unseen = [], [root]
     while unseen:
@@ -61,7 +61,7 @@ def _reap(*_):
 
 
 def _end_all():
-    """Kill until there is nobody: each that is killed hands its children to this process."""
+    """Kill all descendants. Children of killed processes become children of this process."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in descendants(os.getpid()):
@@ -71,7 +71,7 @@ def _end_all():
 
 
 def main(folder):
-    """Keep the daemons until the input ends."""
+    """Run the daemons until the input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         pids = _start(folder)

@@ -1,10 +1,10 @@
 """A CuPy for machines without a GPU.
 
-Its device memory is memory of the host behind arrays that NumPy does not know. Its streams do
-nothing by themselves: copies and kernels are queued, and carried out, one a question, while
-somebody asks whether an event has come, or all when somebody waits. So code that forgets to wait
-reads what was there before, and code that uses memory again too early spoils what is still to be
-copied. It has what the library and its tests use of CuPy 13 and 14, under the same names.
+Its device memory is host memory behind arrays that NumPy does not know. Its streams make no
+progress on their own: copies and kernels are queued. A query of an event runs one queued step. A
+wait runs the steps up to the event, or all steps of a stream. So code that forgets to wait reads
+stale data, and code that reuses memory too early corrupts pending copies. The module has the part
+of CuPy 13 and 14 that the library and its tests use, under the same names.
 """
 
 import ctypes
@@ -23,25 +23,25 @@ import numpy as np
 from _cases import stand_in_kernels, stand_in_memory
 from _cases.stand_in_memory import GARBAGE
 
-DEVICES = 2  # a process may have more, up to the most, if it says so before it uses them
+DEVICES = 2  # a process may set up to _MOST_DEVICES before the first use
 _MOST_DEVICES = 8
 
-_kept = []  # pinned memory that a queued copy may still name; never given back
+_kept = []  # pinned memory that queued copies may still use; never freed
 _local = threading.local()
 _pointers = itertools.count(1000)
 _streams = {}
 _events = weakref.WeakValueDictionary()
-_released = {}  # memory that the pool keeps, by stream, device and size
-_pinned = []  # where it begins, how long it is, and the device that was current
-_freed = []  # where memory was that a test has freed, and how long it was
-_process = os.getpid()  # the one whose children that are forked cannot use devices
-strangers = []  # pairs of devices that cannot see each other's memory
-failure = []  # the number of an error that a kernel has left behind; everything fails from then on
-longest = []  # how many bytes of device memory there are together, at most
+_released = {}  # free blocks of the pool, by stream, device and size
+_pinned = []  # address, size, and the device current at the allocation
+_freed = []  # allocations that a test has freed
+_process = os.getpid()  # forked children of this process cannot use devices
+strangers = []  # pairs of devices without peer access
+failure = []  # status of a sticky kernel error; all later calls fail with it
+longest = []  # size limit of one device allocation, in bytes; empty: no limit
 
 
 class CUDARuntimeError(RuntimeError):
-    """An error of CUDA's runtime, by number."""
+    """An error of the CUDA runtime with its status."""
 
     def __init__(self, status):
         super().__init__(f"cudaError{status}")
@@ -49,7 +49,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class CUDADriverError(RuntimeError):
-    """An error of CUDA's driver."""
+    """An error of the CUDA driver."""
 
 
 class CompileException(Exception):
@@ -61,7 +61,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class Device:
-    """A device; as a context, the current one."""
+    """A CUDA device. As a context manager, it is the current device of the thread."""
 
     def __init__(self, device=None):
         self.id = _current_device() if device is None else int(device)
@@ -69,11 +69,11 @@ class Device:
             raise CUDARuntimeError(101)
 
     def use(self):
-        """Make it current."""
+        """Make this device current."""
         _local.device = self.id
 
     def synchronize(self):
-        """Carry out all that is queued on it."""
+        """Run all steps queued on this device."""
         with self:
             for stream in list(_streams.values()):
                 if stream.device_id in (-1, self.id):
@@ -89,7 +89,7 @@ class Device:
 
 
 class _Queue:
-    """What is to be done, in order; a step that gives False is not done yet."""
+    """A queue of steps, run in order. A step that returns False is not done and runs again."""
 
     def __init__(self):
         self._steps = deque()
@@ -100,14 +100,17 @@ class _Queue:
         self._steps.append(step)
 
     def go_on(self):
-        """Carry out one step, unless another thread is in one; False if there is none."""
+        """Run one step. Return False if the queue is empty.
+
+        While another thread runs a step, only sleep for a moment.
+        """
         if not self._lock.acquire(blocking=False):
             time.sleep(1e-4)
             return True
         try:
             if not self._steps:
                 return False
-            if not self._at_it:  # else the step asks for something that comes behind it here
+            if not self._at_it:  # otherwise the running step has queried a later event
                 self._carry_out()
             return True
         finally:
@@ -124,7 +127,7 @@ class _Queue:
 
 
 class Stream:
-    """A queue of the device on which it was made; the null stream is one of each device."""
+    """A queue of the device current at its creation. The null stream has one queue per device."""
 
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self.ptr = 1 if null else 2 if ptds else next(_pointers)
@@ -134,31 +137,31 @@ class Stream:
 
     @classmethod
     def from_external(cls, holder):
-        """The stream of a pointer."""
+        """Return the stream that an object names in ``__cuda_stream__``."""
         return _streams[holder.__cuda_stream__()[1]]
 
     @property
     def queue(self):
-        """Its steps; of the null stream, those of the current device."""
+        """The queue of the stream; for the null stream, the queue of the current device."""
         return self._queues[_current_device() if self.device_id < 0 else self.device_id]
 
     def synchronize(self):
-        """Carry out all steps."""
+        """Run all queued steps."""
         while self.queue.go_on():
             pass
 
     def record(self, event=None):
-        """An event behind what is queued."""
+        """Record an event behind the queued steps and return the event."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event):
-        """Let what follows wait for an event."""
+        """Make later steps of the stream wait for an event."""
         self.queue.add(lambda: event.done)
 
     def launch_host_func(self, callback, arg):
-        """Call a function of the host, on another thread, once all that is queued has been done."""
+        """Call a host function on another thread after all queued steps."""
         thread = threading.Thread(target=callback, args=(arg,), daemon=True)
 
         def ended():
@@ -170,7 +173,7 @@ class Stream:
         self.queue.add(ended)
 
     def use(self):
-        """Make it current, until a ``with`` of any stream ends."""
+        """Make the stream current until a ``with`` block of any stream ends."""
         self._check_device()
         _current_streams()[_current_device()] = self
 
@@ -181,7 +184,7 @@ class Stream:
         return self
 
     def __exit__(self, *_):
-        # As CuPy has it: a stream that use() has made current is forgotten.
+        # As in CuPy, a stream that use() has made current is forgotten.
         device, _ = _stack("streams").pop()
         before = [stream for number, stream in _stack("streams") if number == device]
         _current_streams()[device] = before[-1] if before else Stream.null
@@ -192,7 +195,7 @@ class Stream:
 
 
 class Event:
-    """Whether a stream has come to where it was recorded."""
+    """An event, recorded at a position of a stream."""
 
     def __init__(self, block=False, disable_timing=False):
         self._queue, self._come, self._recorded, self.come_s = None, 0, 0, 0.0
@@ -201,7 +204,7 @@ class Event:
         _events[self.ptr] = self
 
     def record(self, stream=None):
-        """Record it."""
+        """Record the event in a stream, by default the current stream."""
         stream = get_current_stream() if stream is None else stream
         if (_current_device() if stream.device_id < 0 else stream.device_id) != self._device:
             raise CUDARuntimeError(400)  # an invalid handle
@@ -216,11 +219,11 @@ class Event:
 
     @property
     def done(self):
-        """Whether the stream is there; lets it go on by one step."""
+        """True if the stream has reached the event. A query runs one step of the stream."""
         return _event_query(self.ptr) == 0
 
     def synchronize(self):
-        """Let the stream come there."""
+        """Run steps of the stream until it reaches the event."""
         while not self.done:
             pass
 
@@ -230,7 +233,7 @@ def _elapsed_ms(begin, end):
 
 
 class UnownedMemory:
-    """Memory by its address."""
+    """Memory at a given address, owned by another object."""
 
     def __init__(self, ptr, size, owner, device_id=-1):
         self.ptr, self.size, self.owner = ptr, size, owner
@@ -238,18 +241,19 @@ class UnownedMemory:
 
 
 class MemoryPointer:
-    """A place in memory."""
+    """A pointer into a memory block."""
 
     def __init__(self, mem, offset):
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
 def alloc(size):
-    """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
+    """Allocate device memory as CuPy's pool does.
 
-    Only what follows on that stream finds it unused; the stream spoils what others write earlier.
-    Released memory goes back to that stream, which writes to it at once: other streams that still
-    use it read garbage.
+    Earlier steps of the current stream may still use the memory, so only later steps of that stream
+    may write it. The stream overwrites earlier writes with garbage. Released memory returns to the
+    same stream, which overwrites it with garbage. Other streams that still use the memory then read
+    garbage.
     """
     _check_room(size)
     stream = get_current_stream()
@@ -259,7 +263,7 @@ def alloc(size):
 
 
 class _PooledMemory(UnownedMemory):
-    """Memory that the pool lends."""
+    """A block of the memory pool. It returns to the pool when it is dropped."""
 
     def __init__(self, memory, queue, kept):
         super().__init__(memory.ptr, memory.size, memory, memory.device_id)
@@ -277,7 +281,7 @@ class _PooledMemory(UnownedMemory):
 
 
 def _new_memory(size, kind):
-    """Memory that nobody has had before, full of garbage."""
+    """Allocate memory outside of the pool and fill it with garbage."""
     _check_room(size)
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
@@ -292,10 +296,10 @@ def _check_room(size):
 
 
 class MemoryPool:
-    """What has memory of devices; it keeps all until it is told to free it."""
+    """A pool of device memory. It keeps its free blocks until :meth:`free_all_blocks`."""
 
     def free_all_blocks(self):
-        """Free what no array lies in, once all that is queued has been carried out."""
+        """Run all queued steps, then free the blocks without arrays."""
         for device in range(DEVICES):
             Device(device).synchronize()
         for kept in _released.values():
@@ -303,7 +307,7 @@ class MemoryPool:
         stand_in_memory.free_unused()
 
     def used_bytes(self):
-        """How much memory of the current device arrays have."""
+        """Return the bytes of the current device that arrays occupy."""
         return sum(
             one.nbytes
             for one in stand_in_memory.allocated
@@ -312,14 +316,14 @@ class MemoryPool:
 
 
 def free(pointer):
-    """Give memory back, which nobody should use then."""
+    """Free memory. Later copies from it or to it fail."""
     one = stand_in_memory.find(pointer)
-    stand_in_memory.allocated.remove(one)  # and never lend it again
+    stand_in_memory.allocated.remove(one)  # the address is never reused
     _freed.append(one)
 
 
 class PinnedMemory:
-    """Pinned memory, full of garbage."""
+    """Pinned host memory, full of garbage."""
 
     def __init__(self, size, flags=0):
         _check()
@@ -334,13 +338,13 @@ def _pinned_pointer(memory, offset):
 
 
 class Memory(UnownedMemory):
-    """Device memory that is given back when it is gone."""
+    """Device memory that is freed when this object is dropped."""
 
     def __init__(self, size):
         if failure:
             raise CUDARuntimeError(failure[0])
         if sum(in_use.values()) + size > limit[0]:
-            raise CUDARuntimeError(2)  # of the allocation
+            raise CUDARuntimeError(2)  # cudaErrorMemoryAllocation
         pointer = _new_memory(size, "device")
         super().__init__(pointer.ptr, size, pointer.mem, _current_device())
         key = next(_pointers)
@@ -348,8 +352,8 @@ class Memory(UnownedMemory):
         weakref.finalize(self, in_use.pop, key)
 
 
-in_use = {}  # bytes of what is not given back
-limit = [1 << 40]  # bytes that there are
+in_use = {}  # bytes of each live Memory
+limit = [1 << 40]  # bytes that all Memory may use together
 
 
 def _host_register(pointer, size, flags):
@@ -368,7 +372,7 @@ def _host_unregister(pointer):
         raise CUDARuntimeError(713)
 
 
-registered = {}  # pages of the host that are pinned, by their first address
+registered = {}  # registered pages of the host, by the registered address
 refuses_to_register = []
 
 
@@ -429,17 +433,17 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def data(self):
-        """Where it begins."""
+        """A pointer to the first element."""
         return MemoryPointer(self._mem, self._host.ctypes.data - self._mem.ptr)
 
     @property
     def device(self):
-        """Where it lies."""
+        """The device of the array."""
         return Device(self._mem.device_id)
 
     @property
     def T(self):
-        """Transposed."""
+        """The transposed array."""
         return self._like(self._host.T)
 
     @property
@@ -454,26 +458,26 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         raise BufferError("there is no device")
 
     def transpose(self, *axes):
-        """With its axes in another order."""
+        """Return a view with permuted axes."""
         return self._like(self._host.transpose(*axes))
 
     def view(self, dtype):
-        """With another dtype."""
+        """Return a view with another dtype."""
         return self._like(self._host.view(dtype))
 
     def reshape(self, *shape):
-        """With another shape; a view."""
+        """Return a view with another shape."""
         return self._like(self._host.reshape(*shape))
 
     def get(self):
-        """A copy on the host, behind the current stream of the array's device."""
+        """Return a host copy, after a wait for the current stream of the array's device."""
         with self.device:
             get_current_stream().synchronize()
         return self._host.copy()
 
     def __getitem__(self, key):
         if any(isinstance(one, ndarray) for one in (key if isinstance(key, tuple) else (key,))):
-            hosts = _hosts_of(key)  # the key itself must live until the work is queued
+            hosts = _hosts_of(key)  # the key must live until the step is queued
             return _soon(lambda: self._host[hosts])
         places = key if isinstance(key, tuple) else (key,)
         return self._like(self._host[(*places, ...) if Ellipsis not in places else places])
@@ -487,23 +491,18 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         get_current_stream().queue.add(change)
 
     def fill(self, value):
-        """Give all elements a value."""
         self[...] = value
 
     def astype(self, dtype):
-        """A copy with another dtype."""
         return _soon(lambda: self._host.astype(dtype))
 
     def sum(self, axis=None, keepdims=False):
-        """The sum."""
         return _soon(lambda: self._host.sum(axis=axis, keepdims=keepdims))
 
     def max(self, axis=None, keepdims=False):
-        """The largest."""
         return _soon(lambda: self._host.max(axis=axis, keepdims=keepdims))
 
     def mean(self, axis=None, keepdims=False):
-        """The mean."""
         return _soon(lambda: self._host.mean(axis=axis, keepdims=keepdims))
 
     def __len__(self):
@@ -518,7 +517,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
 def _host_of(value):
     if isinstance(value, bool | int | float | complex):
-        return value  # whose types count less than an array's
+        return value  # a Python scalar is weak in type promotion (NEP 50)
     return value._host if isinstance(value, ndarray) else np.array(value)
 
 
@@ -529,11 +528,14 @@ def _hosts_of(key):
 
 
 def _soon(compute):
-    """What a kernel gives; it is queued, on what there is by then."""
+    """Queue a kernel and return its output array.
+
+    The kernel reads its inputs when the stream reaches it.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            like = np.asarray(compute())  # of garbage, perhaps, but of the right shape
+            like = np.asarray(compute())  # perhaps garbage, but of the right shape and dtype
         except IndexError:
             get_current_stream().synchronize()
             like = np.asarray(compute())
@@ -543,29 +545,26 @@ def _soon(compute):
 
 
 def empty(shape, dtype=float):
-    """Garbage."""
+    """Return an array full of garbage."""
     return ndarray(shape, dtype)
 
 
 def zeros(shape, dtype=float):
-    """Zeros."""
     return full(shape, 0, dtype)
 
 
 def ones(shape, dtype=float):
-    """Ones."""
     return full(shape, 1, dtype)
 
 
 def full(shape, value, dtype=float):
-    """All of one value."""
     array = ndarray(shape, dtype)
     array.fill(value)
     return array
 
 
 def asarray(value, dtype=None):
-    """An array on the current device, of host values or of an array that is there already."""
+    """Copy host values to the current device. Return a device array unchanged."""
     if isinstance(value, ndarray):
         return value
     host = np.array(value, dtype)
@@ -578,32 +577,30 @@ array = asarray
 
 
 def arange(*args, dtype=None):
-    """Numbers."""
     return asarray(np.arange(*args, dtype=dtype))
 
 
 def concatenate(arrays, axis=0):
-    """Arrays joined along an axis."""
     return _soon(lambda: np.concatenate([_host_of(one) for one in arrays], axis))
 
 
 def asnumpy(value):
-    """A copy on the host."""
+    """Return a host copy of a device array."""
     return value.get() if isinstance(value, ndarray) else np.asarray(value)
 
 
 def ascontiguousarray(value):
-    """The array, or a contiguous copy."""
+    """Return the array, or a contiguous copy of a strided array."""
     return value if value.flags.c_contiguous else _soon(lambda: value._host)
 
 
 def from_dlpack(value):
-    """An array of another framework."""
+    """Refuse arrays of other frameworks."""
     raise TypeError(f"a {type(value).__name__} is on no device of the stand-in")
 
 
 def get_current_stream(device_id=-1):
-    """This thread's."""
+    """Return the current stream of this thread on a device."""
     return _current_streams()[_current_device() if device_id < 0 else device_id]
 
 
@@ -627,7 +624,7 @@ def _pointer_attributes(ptr):
         device, kind = found.device, 3 if found.kind == "managed" else 2
     else:
         pinned = [one for start, nbytes, one in _pinned if start <= ptr < start + nbytes]
-        device, kind = (pinned[0], 1) if pinned else (-2, 0)  # of what CUDA does not know
+        device, kind = (pinned[0], 1) if pinned else (-2, 0)  # memory unknown to CUDA
     return types.SimpleNamespace(device=device, devicePointer=ptr, hostPointer=0, type=kind)
 
 
@@ -641,9 +638,9 @@ def _get_mem_handle(ptr):
 def _open_mem_handle(handle, flags=1):
     process, device = stand_in_memory.device_of_handle(handle)
     if process == os.getpid():
-        raise CUDARuntimeError(201)  # as if there were no context
+        raise CUDARuntimeError(201)  # as without a context
     if {device, _current_device()} in strangers:
-        raise CUDARuntimeError(217)  # no access to a peer
+        raise CUDARuntimeError(217)  # no peer access
     try:
         return stand_in_memory.open_handle(handle).start
     except OSError:
@@ -695,7 +692,7 @@ _pool = MemoryPool()
 
 
 def get_default_memory_pool():
-    """What has the memory of devices."""
+    """Return the pool of device memory."""
     return _pool
 
 
@@ -750,5 +747,5 @@ __version__ = "13.0 (a stand-in)"
 
 
 def module():
-    """This module, to be put in CuPy's place."""
+    """Return this module, to be installed in place of CuPy."""
     return sys.modules[__name__]

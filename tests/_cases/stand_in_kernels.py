@@ -1,13 +1,18 @@
-"""CuPy's ElementwiseKernel for the stand-in: assignments that C++ and Python write alike."""
+"""CuPy's ElementwiseKernel for the stand-in: assignments with the same text in C++ and Python."""
 
 import numpy as np
 
 
 def kernel(queue, host_of):
-    """The class, given what names the current queue, and the host memory of an array."""
+    """Return the class ElementwiseKernel.
+
+    Args:
+        queue: Function that returns the current queue.
+        host_of: Function that returns the host memory of an array.
+    """
 
     class ElementwiseKernel:
-        """Assigns to one output what an expression of the inputs says."""
+        """A kernel that assigns an expression of the inputs to one output."""
 
         def __init__(self, in_params, out_params, operation, name="kernel", preamble=""):
             self._inputs = [one.split()[-1] for one in in_params.split(",")]
@@ -31,12 +36,12 @@ def kernel(queue, host_of):
 
 
 def _wide(bits):
-    """The values of bfloat16."""
+    """Convert the bits of bfloat16 to float32."""
     return (bits.astype("u4") << 16).view("f4")
 
 
 def _narrow(values):
-    """The nearest bfloat16, even ones if there are two; its bits."""
+    """Round to the nearest bfloat16, ties to even, and return the bits."""
     bits = np.asarray(values, "f4").view("u4")
     rounded = ((bits.astype("u8") + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("u2")
     return np.where(np.isnan(values), ((bits >> 16) | 0x40).astype("u2"), rounded)

@@ -1,8 +1,9 @@
-"""Memory of the stand-in's devices: what other processes can open, and what pointers tell.
+"""Memory of the stand-in's devices, with handles for other processes and look-up by pointer.
 
-It is anonymous memory of the host, until somebody wants a handle: then a memfd takes its place,
-with what it held, which another process opens by its name under /proc. Memory that nobody holds any
-more can be freed, as CuPy's pool does on demand; memory of the same length then lies there again.
+Device memory is anonymous memory of the host until the first request for a handle. Then a memfd
+with the same content takes its place, and another process opens the memfd under /proc. Unused
+memory can be freed on demand, as in CuPy's pool. Later memory of the same length then reuses the
+address.
 """
 
 import ctypes
@@ -20,21 +21,21 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _MAP_FIXED = 0x10
 
 allocated = []
-opened = {}  # by handle: what others let this process see, and how often it was opened
-_free = {}  # by length
+opened = {}  # by handle: the memory of another process, and the number of opens
+_free = {}  # free memory, by length
 _numbers = itertools.count(1)
 
 
 class Allocation:
-    """Memory that was asked for at once.
+    """An allocation of device memory.
 
     Attributes:
         start: Its address.
-        nbytes: How much was asked for.
-        device: Whose.
-        kind: "device", "async", "managed", or "opened" if it is another process's.
-        number: None other in this process had it or will have it.
-        holder: Who dies when nobody uses it; a weak reference.
+        nbytes: Requested size in bytes.
+        device: Index of the device.
+        kind: "device", "async", "managed", or "opened" for memory of another process.
+        number: Number of the allocation, unique in this process.
+        holder: Weak reference to the user of the memory, or None.
     """
 
     def __init__(self, memory, nbytes, device, kind):
@@ -48,11 +49,11 @@ class Allocation:
         return self.start <= ptr < self.start + self.nbytes
 
     def held_by(self, holder):
-        """Whoever is gone when it may be freed."""
+        """Set the object that keeps the memory in use."""
         self.holder = weakref.ref(holder)
 
     def handle(self):
-        """For other processes."""
+        """Return a handle for other processes."""
         length = len(self.memory)
         if self.file is None:
             self.file = os.memfd_create("stand-in")
@@ -62,7 +63,7 @@ class Allocation:
         return _HANDLE.pack(os.getpid(), self.file, self.device, self.number, length)
 
     def free(self):
-        """Give it back; memory of this length has its address again."""
+        """Free the memory. A later allocation of this length reuses the address."""
         allocated.remove(self)
         if self.file is not None:
             self._map(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
@@ -77,7 +78,7 @@ class Allocation:
 
 
 def allocate(size, device, kind="device"):
-    """Memory full of garbage."""
+    """Allocate memory and fill it with garbage."""
     length = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     again = _free.get(length)
     memory = again.pop() if again else mmap.mmap(-1, length)
@@ -88,21 +89,21 @@ def allocate(size, device, kind="device"):
 
 
 def find(ptr):
-    """What an address lies in, or None."""
+    """Return the allocation that contains an address, or None."""
     return next((one for one in allocated if ptr in one), None)
 
 
 def free_unused():
-    """Free what nobody holds."""
+    """Free the allocations with a holder that no longer exists."""
     for one in [one for one in allocated if one.holder is not None and one.holder() is None]:
         one.free()
 
 
 def open_handle(handle):
-    """Memory of another process.
+    """Open memory of another process.
 
     Raises:
-        OSError: It has been freed, or the process has ended.
+        OSError: The memory has been freed, or the process has ended.
     """
     process, file, device, _, length = _HANDLE.unpack(handle)
     if handle not in opened:
@@ -119,7 +120,7 @@ def open_handle(handle):
 
 
 def close_handle(ptr):
-    """Give up what was opened; False if it was not."""
+    """Close opened memory once. Return False if no opened memory begins at the address."""
     for handle, entry in opened.items():
         if entry[0].start == ptr:
             entry[1] -= 1
@@ -131,6 +132,6 @@ def close_handle(ptr):
 
 
 def device_of_handle(handle):
-    """Whose memory it is, by process and device."""
+    """Return the process and the device of a handle."""
     process, _, device, _, _ = _HANDLE.unpack(handle)
     return process, device

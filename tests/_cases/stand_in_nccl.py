@@ -1,8 +1,8 @@
-"""NCCL for the stand-in: cupy.cuda.nccl.
+"""The module ``cupy.cuda.nccl`` of the stand-in for CuPy.
 
-What is queued goes on by itself, as on a true device: a thread carries its stream out until it is
-done. Ranks meet at the process that made their id, over a socket: it sends all what each has sent,
-and every rank makes its own result.
+Queued operations progress on their own, as on a real device: a thread runs the stream up to the
+operation. The ranks connect over a socket to the process that created their id. That process sends
+the inputs of all ranks to each rank, and each rank computes its own result.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from multiprocessing import connection
 import numpy as np
 
 available = True
-async_error = []  # the status of an error that communicators of this process have from then on
+async_error = []  # status of an asynchronous error of all communicators of this process
 _TYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 _NAMES = ["INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT16", "FLOAT32", "FLOAT64"]
 for _number, _name in enumerate(_NAMES):
@@ -29,7 +29,7 @@ _local = threading.local()
 
 
 class NcclError(RuntimeError):
-    """An error of NCCL, by number; as in CuPy there are none of 7 and more, but KeyErrors."""
+    """An error of NCCL with its status. As in CuPy, a status of 7 or more raises KeyError."""
 
     def __init__(self, status):
         if status > _REMOTE:
@@ -39,7 +39,7 @@ class NcclError(RuntimeError):
 
 
 def get_unique_id():
-    """Where the ranks of a communicator meet."""
+    """Start the server that connects the ranks of a communicator. Return its address as an id."""
     listener = connection.Listener(f"\0stand-in-nccl-{os.getpid()}-{time.monotonic_ns()}")
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
     name = listener.address
@@ -71,12 +71,12 @@ def _serve(listener):
 
 
 def groupStart():
-    """Collect calls."""
+    """Start to collect calls."""
     _local.calls = []
 
 
 def groupEnd():
-    """Carry out what was collected, together."""
+    """Run the collected calls together."""
     calls, _local.calls = _local.calls, None
     if calls:
         comm, stream = calls[0][:2]
@@ -84,7 +84,7 @@ def groupEnd():
 
 
 class NcclCommunicator:
-    """What one rank has of a communicator."""
+    """A communicator in one rank."""
 
     def __init__(self, ndev, commId, rank):
         if type(commId) is not bytes:
@@ -101,12 +101,12 @@ class NcclCommunicator:
             raise NcclError(problem)
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-        """In order of rank."""
+        """Reduce in the order of the ranks, and write the result on all ranks."""
         kind = ("allReduce", count, datatype, op)
         self._queue(stream, kind, lambda: self._reduced(sendbuf, recvbuf, count, datatype, op))
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
-        """At one rank; the others' memory is not written."""
+        """Reduce to the root. The output memory of other ranks is not written."""
         kind = ("reduce", count, datatype, op, root)
 
         def step():
@@ -116,7 +116,7 @@ class NcclCommunicator:
         self._queue(stream, kind, step)
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
-        """Each its part."""
+        """Reduce, and write each rank's part of the result on that rank."""
         kind = ("reduceScatter", recvcount, datatype, op)
 
         def step():
@@ -128,7 +128,7 @@ class NcclCommunicator:
         self._queue(stream, kind, step)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
-        """Of one rank."""
+        """Broadcast the data of the root."""
 
         def step():
             own = self._values(sendbuff, count, datatype) if self._rank == root else None
@@ -138,7 +138,7 @@ class NcclCommunicator:
         self._queue(stream, ("broadcast", count, datatype, root), step)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
-        """Of all."""
+        """Gather the data of all ranks on all ranks."""
 
         def step():
             parts = self._all(self._values(sendbuf, count, datatype).tobytes())
@@ -147,26 +147,26 @@ class NcclCommunicator:
         self._queue(stream, ("allGather", count, datatype), step)
 
     def send(self, sendbuf, count, datatype, peer, stream):
-        """In a group only."""
+        """Add a send to the group. Calls outside of a group fail."""
         _local.calls.append((self, stream, "send", sendbuf, count, datatype, peer))
 
     def recv(self, recvbuf, count, datatype, peer, stream):
-        """In a group only."""
+        """Add a receive to the group. Calls outside of a group fail."""
         _local.calls.append((self, stream, "recv", recvbuf, count, datatype, peer))
 
     def check_async_error(self):
-        """Raise what has failed since."""
+        """Raise the asynchronous error, if there is one."""
         if self._aborted:
             raise NcclError(4)
         if self._failed or async_error:
             raise NcclError(self._failed or async_error[0])
 
     def abort(self):
-        """End what is under way, with whatever is there."""
+        """End pending operations and close the connection."""
         if self._aborted:
             return
         self._aborted = True
-        # At once for the others, too: while a thread waits for it a socket does not close.
+        # shutdown() tells the others at once: close() takes no effect while a thread waits.
         with socket.fromfd(self._line.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.shutdown(socket.SHUT_RDWR)
         self._line.close()
@@ -188,7 +188,7 @@ class NcclCommunicator:
             except (EOFError, OSError):
                 if not self._aborted:
                     self._failed = _REMOTE
-                    while not self._aborted:  # the kernel waits for what does not come
+                    while not self._aborted:  # as a kernel that waits for a lost peer
                         time.sleep(1e-3)
             finally:
                 done.set()
@@ -201,7 +201,7 @@ class NcclCommunicator:
         threading.Thread(target=drive, daemon=True).start()
 
     def _all(self, mine):
-        """What all ranks have sent."""
+        """Exchange data with all ranks and return the data of each rank."""
         self._line.send((self._kind, mine))
         while not self._line.poll(0.01):
             if self._aborted:

@@ -1,4 +1,4 @@
-"""What every store does: cases that are given a store, and a model to compare with."""
+"""Test cases for every store, and a model store for comparison."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def there_or_not(store):
 
 
 def counted(store):
-    """For a store that nobody else uses: a prefix counts the keys of others too."""
+    """Check the number of keys. A prefix store counts the keys of other users, too."""
     before = store.num_keys()
     store.multi_set(["a", "b"], ["1", "2"])
     store.set("a", "3")
@@ -217,7 +217,7 @@ def cloned(store):
 
 
 def in_threads(*calls):
-    """The results of calls, each on a thread."""
+    """Run each call on its own thread. Return the results, or the errors."""
     results = [None] * len(calls)
 
     def run(place, call):
@@ -308,7 +308,7 @@ NAMES = [case.__name__ for case in CASES]
 
 
 class Model:
-    """A store as a dict, for what does not wait."""
+    """A model of a store: a dict, and queues that never wait."""
 
     def __init__(self):
         self.entries = {}
@@ -383,7 +383,7 @@ CALLS = st.lists(
 
 
 def outcome(store, name, *arguments):
-    """What a call gives: its value, or the class of its error."""
+    """Return the value of a call, or the class of its error."""
     try:
         value = getattr(store, name)(*arguments)
     except (QueueEmptyError, DistStoreError) as error:
@@ -394,7 +394,7 @@ def outcome(store, name, *arguments):
 
 
 def check_like_model(store, calls):
-    """Make the same calls of a store that is empty and of a model."""
+    """Check that an empty store and an empty model give the same results of calls."""
     store.set_timeout(0)
     model = Model()
     for call in calls:

@@ -1,4 +1,4 @@
-"""Strangers at a tcp port: who speaks almost as an endpoint does, not at all, or too much."""
+"""TCP clients that break the protocol of an endpoint: malformed, early or excessive messages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LIMIT_S = 30.0
 _SILENCE_S = 0.05
 _MORE, _LONG, _COMMAND = 1, 2, 4
 LENGTHS = (0, 1, 255, 256, 1 << 20, 1 << 31, 1 << 33, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
-"""That a frame may say it has, in bytes."""
+"""Lengths that a malformed frame may announce, in bytes."""
 
 
 def opening(identity):
-    """What a ZeroMQ peer says before any message (rfc.zeromq.org/spec/23)."""
+    """Return the greeting and handshake of a ZeroMQ peer (rfc.zeromq.org/spec/23)."""
     signature = b"\xff" + bytes(8) + b"\x7f"
     greeting = signature + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY"
@@ -29,12 +29,12 @@ def opening(identity):
 
 
 def frame(data, *, more=False, length=None):
-    """A frame on the wire.
+    """Return a frame as bytes on the wire.
 
     Args:
-        data: What is in it.
-        more: Whether another one of the same message follows.
-        length: What it says, in place of the truth.
+        data: Content of the frame.
+        more: Whether another frame of the same message follows.
+        length: Announced length, in place of the true length.
     """
     said = len(data) if length is None else length
     if said < 256 and length is None:
@@ -43,12 +43,12 @@ def frame(data, *, more=False, length=None):
 
 
 def conversation(rng, methods=("",), requests=5):
-    """What a client says next: a hello, requests, and messages that are almost requests.
+    """Return the bytes of a client: a hello, requests, and malformed requests.
 
     Args:
-        rng: Draws them.
-        methods: That are asked for.
-        requests: How many of each.
+        rng: Random generator.
+        methods: Methods to request.
+        requests: Number of requests, and of malformed requests.
     """
     said = frame(encode(hello_message(rng.randbytes(16)))[0])
     for number in range(requests):
@@ -62,7 +62,7 @@ def conversation(rng, methods=("",), requests=5):
 
 
 def damaged(rng, said):
-    """The same, but cut, altered, with an absurd length, or with something between."""
+    """Return the bytes cut, altered, extended by a false length, interrupted, or replaced."""
     place = rng.randrange(len(said))
     what = rng.randrange(5)
     if what == 0:
@@ -77,21 +77,21 @@ def damaged(rng, said):
 
 
 def converse(port, identity, said, *, abort=False):
-    """Connect as a ZeroMQ peer does, say something, and hang up.
+    """Connect as a ZeroMQ peer, send bytes, and hang up.
 
     Args:
-        port: On this host.
-        identity: Of the peer.
-        said: Bytes.
-        abort: Whether without a goodbye, and without listening; otherwise what is answered is read
-            until the other side hangs up, or falls silent.
+        port: Port on this host.
+        identity: Identity of the peer.
+        said: Bytes to send.
+        abort: Whether to reset the connection and read no answer. Otherwise, read until the other
+            side hangs up or is silent.
     """
     with _connect(port, abort) as stranger:
         stranger.sendall(opening(identity))
         heard = b""
-        while b"READY" not in heard:  # whoever speaks before that is hung up on
+        while b"READY" not in heard:  # the peer hangs up on earlier data
             heard += stranger.recv(1000)
-        with suppress(ConnectionError):  # it has hung up meanwhile
+        with suppress(ConnectionError):  # the peer has hung up meanwhile
             stranger.sendall(said)
             stranger.settimeout(_SILENCE_S)
             with suppress(TimeoutError):
@@ -100,7 +100,7 @@ def converse(port, identity, said, *, abort=False):
 
 
 def blurt(port, said, *, abort=False):
-    """Connect, say something at once, and hang up; arguments as of :func:`converse`."""
+    """Connect, send bytes without a handshake, and hang up. Arguments as in :func:`converse`."""
     with _connect(port, abort) as stranger, suppress(ConnectionError):
         stranger.sendall(said)
 

@@ -1,4 +1,4 @@
-"""The pytest of one rank: runs the tests that the outer pytest names."""
+"""The pytest of one rank. It runs the tests that the outer pytest names."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """Where a rank writes its stacks when it gets the signal."""
+    """Return the file for the stacks that a rank writes at STACKS_SIGNAL."""
     return folder / f"stacks-{rank}.txt"
 
 
 def configure(config):
-    """Turn a pytest into the one of a rank."""
+    """Turn a pytest into the pytest of a rank."""
     config.pluginmanager.register(Inner(config), "ranks-inner")
-    # The outer pytest reports; what the ranks would print is only noise.
+    # The outer pytest reports the results. Output of the ranks would only be noise.
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None:
         config.pluginmanager.unregister(reporter)
 
 
 def own_rank() -> int:
-    """The rank of this process, as the launcher says; MPI need not run."""
+    """Return the rank of this process from the launcher's environment, without MPI."""
     from mpidist.launcher.vendors import VENDORS
 
     names = [v.rank_variable for v in VENDORS if v.rank_variable in os.environ]
@@ -37,7 +37,7 @@ def own_rank() -> int:
 
 
 class Inner:
-    """Connects to the outer pytest and follows its orders."""
+    """The plugin of a rank. It connects to the outer pytest and follows its orders."""
 
     def __init__(self, config):
         self._config = config
@@ -75,6 +75,6 @@ class Inner:
         return True
 
     def pytest_unconfigure(self):
-        # The socket stays open to the end of the process: its end tells that the process ended.
+        # The socket stays open until the process ends, so a closed socket means an ended rank.
         faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()

@@ -1,4 +1,4 @@
-"""Worlds of ranks, each with a pytest, and the orders they get."""
+"""Worlds of ranks for tests. Each rank runs a pytest that takes orders from this process."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ OUTPUT_LINES = 80
 
 
 class Key(NamedTuple):
-    """Tests that share a world have the same: the number of ranks, and the only test if it is."""
+    """The key of a world: its number of ranks, and the id of the only test of its own world."""
 
     count: int
     own: str | None
 
 
 class Launches:
-    """The world in use; there is at most one at a time."""
+    """The worlds of a test session. At most one world exists at a time."""
 
     def __init__(self, config):
         self._config = config
         self._key = None
         self._launch = None
-        self._files = {}  # by key, those whose tests run there
+        self._files = {}  # test files of each world, by key
 
     def plan(self, items, key_of):
-        """Take note of the files that each world needs."""
+        """Record the test files of each world."""
         for item in items:
             key = key_of(item)
             if key is not None:
                 self._files.setdefault(key, {})[str(item.path)] = None
 
     def run(self, key, item, follower, timeout_s):
-        """Run a test on its world and give the reports to show."""
+        """Run a test in its world and return the reports to show."""
         count = key.count
         if self._launch is None or self._key != key:
             self.close()
             self._key, self._launch = key, Launch(self._config, self._files[key], count)
         outcome = self._launch.run(item, follower, timeout_s)
         if outcome.failed:
-            self.close()  # what a failed test leaves in MPI would trouble the next
+            self.close()  # a failed test may leave messages in MPI that disturb the next test
         elif follower is None:
             outcome.late = self._launch.finish()
             outcome.output = self._launch.output() if outcome.late else ""
@@ -67,7 +67,7 @@ class Launches:
         return merge(item, count, outcome)
 
     def stacks(self):
-        """The stacks of the ranks that are there, by rank."""
+        """Return the stacks of the ranks of the current world, by rank."""
         return {} if self._launch is None else self._launch.stacks()
 
     def close(self):
@@ -78,7 +78,7 @@ class Launches:
 
 
 class Launch:
-    """One world: ``mpidist run``, and a connection to the pytest in each rank."""
+    """A world: ``mpidist run``, and a connection to the pytest of each rank."""
 
     def __init__(self, config, paths, count):
         self._config = config
@@ -89,7 +89,7 @@ class Launch:
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen(count)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._peers = {}  # connection -> what arrived and is not a whole line yet
+        self._peers = {}  # connection -> received bytes of an incomplete line
         self._of_rank = {}  # rank -> connection
         self._pids = {}
         self._lost = False
@@ -122,7 +122,7 @@ class Launch:
         )
 
     def run(self, item, follower, timeout_s):
-        """Run one test on all ranks; when the time is over, or a rank is lost, end the world."""
+        """Run one test on all ranks. End the world after a timeout or the loss of a rank."""
         outcome = Outcome()
         if not self._ready:
             self._wait(time.monotonic() + START_S, lambda: len(self._pids) == self._count)
@@ -147,7 +147,7 @@ class Launch:
         return outcome
 
     def _all_done(self, outcome):
-        """Take the reports that have arrived; tells whether all have."""
+        """Store the reports that have arrived. Return True if all ranks have reported."""
         hook = self._config.hook
         for rank, data in self._arrived.items():
             if rank not in outcome.reports:
@@ -158,7 +158,7 @@ class Launch:
         return len(outcome.reports) == self._count
 
     def _loss(self):
-        """How a rank was lost; nothing if all are there."""
+        """Return the reason for the loss of a rank, or an empty string."""
         if not self._lost:
             return ""
         with suppress(subprocess.TimeoutExpired):
@@ -167,15 +167,15 @@ class Launch:
         return lines[-1].strip() if lines else "a rank closed its connection"
 
     def _end(self, outcome, trouble):
-        """End the world, with the stacks of the ranks that are still there."""
+        """End the world. Record the reason and the stacks of the remaining ranks."""
         outcome.trouble = trouble
         outcome.stacks = self.stacks()
-        outcome.output = self.output()  # before the launcher tells of its own ending
+        outcome.output = self.output()  # before the launcher reports its own end
         self._stop()
         return outcome
 
     def stacks(self):
-        """The stacks of all ranks, by rank; none if one is lost."""
+        """Return the stacks of all ranks, by rank, or an empty dict if a rank is lost."""
         if self._lost:
             return {}
         for pid in self._pids.values():
@@ -187,7 +187,7 @@ class Launch:
         }
 
     def _wait(self, deadline, enough):
-        """Take what the ranks say until it is enough, the time is over, or one is lost."""
+        """Receive messages until ``enough()`` is true, the time is over, or a rank is lost."""
         self._arrived = {}
         while not enough() and not self._lost and time.monotonic() < deadline:
             for key, _ in self._selector.select(0.05):
@@ -200,7 +200,7 @@ class Launch:
             self._lost = self._lost or self._process.poll() is not None
 
     def _receive(self, connection):
-        """Read from one rank."""
+        """Receive messages from one rank."""
         with suppress(ConnectionResetError):
             data = connection.recv(1 << 20)
             *lines, self._peers[connection] = (self._peers[connection] + data).split(b"\n")
@@ -216,7 +216,10 @@ class Launch:
         self._lost = True
 
     def finish(self):
-        """Let the ranks end by themselves; tells what went wrong, or nothing."""
+        """Let the ranks end by themselves.
+
+        Return a description of a failure, or an empty string.
+        """
         for connection in self._peers:
             connection.shutdown(socket.SHUT_WR)
         try:
@@ -228,13 +231,13 @@ class Launch:
         return f"the launch ended with status {status}" if status else ""
 
     def output(self):
-        """The end of what the ranks and the launcher have printed outside of tests."""
+        """Return the end of the output of the ranks and the launcher outside of tests."""
         self._log.flush()
         text = (self._folder / "output.txt").read_text(errors="replace")
         return "\n".join(own_frames(text).splitlines()[-OUTPUT_LINES:])
 
     def _stop(self):
-        """End ``mpidist run``, which ends everything below it."""
+        """End ``mpidist run``, which ends all its processes."""
         self._process.terminate()
         try:
             self._process.wait(KILL_S)
@@ -243,7 +246,7 @@ class Launch:
             self._process.wait(KILL_S)
 
     def close(self):
-        """End the world if it is still there, and remove its folder."""
+        """End the world if it still runs, and remove its folder."""
         self._stop()
         self._selector.close()
         for connection in (self._listener, *self._peers):

@@ -1,4 +1,4 @@
-"""One report of those of all ranks. Pure."""
+"""Merging of the reports of all ranks into one report for each phase of a test."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PHASES = ("setup", "call", "teardown")
 
 @dataclass
 class Outcome:
-    """What is known of a test after it ran, or was ended.
+    """The result of a test that has ended or was ended early.
 
     Attributes:
-        reports: Rank to the reports of its phases; nothing of a rank that did not get to the end.
-        trouble: Why the test was ended, if it was.
-        stacks: Rank to the stacks of its threads at that time.
-        output: What the ranks and the launcher printed outside of tests.
-        late: What went wrong when the ranks ended after the test.
-        duration: Seconds.
+        reports: Rank to the reports of its phases. A rank that did not finish has no entry.
+        trouble: Reason for the early end, or an empty string.
+        stacks: Rank to the stacks of its threads at the early end.
+        output: Output of the ranks and the launcher outside of tests.
+        late: Problem in the end of the ranks after the test, or an empty string.
+        duration: Duration in seconds.
     """
 
     reports: dict[int, list[TestReport]] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank failed, or the test was ended."""
+        """True if a rank failed or the test was ended early."""
         return bool(self.trouble) or any(
             report.failed for reports in self.reports.values() for report in reports
         )
 
 
 def merge(item, count: int, outcome: Outcome) -> list[TestReport]:
-    """The reports to show for a test."""
+    """Return the reports to show for a test."""
     if outcome.trouble:
         return [_report(item, "call", "failed", outcome.duration, _ended_text(count, outcome))]
     merged = []
@@ -59,7 +59,7 @@ def merge(item, count: int, outcome: Outcome) -> list[TestReport]:
 
 
 def _merge_phase(item, count, phase, reports):
-    """One report of a phase."""
+    """Merge the reports of one phase."""
     duration = max(report.duration for report in reports.values())
     failed = {rank: report for rank, report in reports.items() if report.failed}
     if failed:
@@ -73,7 +73,7 @@ def _merge_phase(item, count, phase, reports):
     first = reports[min(reports)]
     first.duration = duration
     first.nodeid = item.nodeid
-    if isinstance(first.longrepr, list):  # JSON has no tuples; a skip is shown by one
+    if isinstance(first.longrepr, list):  # JSON has no tuples; pytest expects one for a skip
         first.longrepr = tuple(first.longrepr)
     first.sections = [
         (f"{name} (rank {rank})", text)
@@ -84,7 +84,7 @@ def _merge_phase(item, count, phase, reports):
 
 
 def _ended_text(count, outcome):
-    """The text for a test that was ended."""
+    """Return the text for a test that was ended early."""
     parts = [outcome.trouble]
     for rank in range(count):
         failed = [report for report in outcome.reports.get(rank, []) if report.failed]
@@ -99,13 +99,13 @@ def _ended_text(count, outcome):
 
 
 def own_frames(stacks):
-    """Stacks without the frames of the test machinery.
+    """Remove the frames of the test machinery from stacks.
 
     Args:
-        stacks: What faulthandler wrote.
+        stacks: Output of faulthandler.
 
     Returns:
-        The text without those lines.
+        The text without the lines of those frames.
     """
     machinery = ("/_pytest/", "/pluggy/", "/_ranks/")
     lines = [line for line in stacks.splitlines() if not any(part in line for part in machinery)]
@@ -113,7 +113,7 @@ def own_frames(stacks):
 
 
 def _rank_text(rank, count, report):
-    """The failure of one rank, with what it printed."""
+    """Return the failure and the captured output of one rank."""
     parts = [_line(f"rank {rank} of {count}: {report.when}"), report.longreprtext]
     for name, text in report.sections:
         parts += [_line(f"rank {rank}: {name}"), text.rstrip("\n")]

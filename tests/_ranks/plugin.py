@@ -1,4 +1,4 @@
-"""The hooks of the outer pytest; in a rank, those of :mod:`_ranks.inner` are added."""
+"""Hooks of the outer pytest. In a rank, the hooks of :mod:`_ranks.inner` are added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Wish:
-    """What a test says with the mark ``ranks``."""
+    """The arguments of a test's mark ``ranks``."""
 
     counts: tuple[int, ...]
     timeout_s: float
@@ -41,7 +41,7 @@ def pytest_addoption(parser):
     group.addoption("--rank-socket", metavar="PATH", help="where a rank gets its orders")
 
 
-@pytest.hookimpl(trylast=True)  # after the terminal reporter, which a rank does without
+@pytest.hookimpl(trylast=True)  # after the terminal reporter, which a rank unregisters
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
@@ -59,7 +59,7 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def rank_count(request):
-    """The number of ranks of the launched world; 0 in a test without ranks."""
+    """Return the number of ranks of the launched world, or 0 in a test without ranks."""
     return getattr(request, "param", 0)
 
 
@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc):
 
 
 class Outer:
-    """Orders the tests, and has those with ranks run elsewhere."""
+    """The plugin of the outer pytest. It sorts the tests, and runs tests with ranks in worlds."""
 
     def __init__(self, config):
         self._config = config
@@ -87,9 +87,9 @@ class Outer:
             files.setdefault(item.path, number)
 
         def place(item):
-            # Worlds are dear: all tests of one run together, whatever their files. Tests without
-            # ranks come last: after the last test of a file pytest tears down what belongs to the
-            # file, which those that run elsewhere do not have set up.
+            # A world is slow to start, so all its tests run together, across files. Within a file,
+            # tests without ranks come last: after the last test of a file, pytest tears down the
+            # fixtures of the file, and tests that run in a world have not set them up here.
             launch = _launch_of(item)
             shared = launch is not None and launch.own is None
             return not shared, launch.count if shared else 0, files[item.path], launch is None
@@ -115,7 +115,7 @@ class Outer:
         return True
 
     def pytest_keyboard_interrupt(self):
-        """Show where the ranks are, before their world ends."""
+        """Show the stacks of the ranks before their world ends."""
         writer = self._config.get_terminal_writer()
         for rank, text in sorted(self._launches.stacks().items()):
             writer.line(f"\nrank {rank}: stacks\n{own_frames(text)}")
@@ -125,7 +125,7 @@ class Outer:
 
 
 def _launch_of(item):
-    """The launch that a test belongs to; None for one without ranks."""
+    """Return the key of a test's world, or None for a test without ranks."""
     wish = Wish.of(item)
     if wish is None:
         return None

@@ -1,4 +1,4 @@
-"""What ``mpidist run`` starts on each rank: a pytest, whose verdict travels by the socket."""
+"""The program of each rank under ``mpidist run``: a pytest that reports over a socket."""
 
 import sys
 import tempfile
@@ -8,9 +8,9 @@ import pytest
 
 
 def main(folder, *words):
-    """Run a pytest that takes its orders from the socket in a folder, and keeps its files there."""
-    # Each rank has a folder of its own for temporary files: pytests that share one remove
-    # each other's old files when they end, at the same moment.
+    """Run a pytest with its socket for orders and its temporary files in a folder."""
+    # Each rank has its own folder for temporary files. Pytests with a common folder remove
+    # each other's old files when they end at the same time.
     own = tempfile.mkdtemp(prefix="tmp-", dir=folder)
     socket = Path(folder) / "socket"
     return pytest.main([f"--rank-socket={socket}", f"--basetemp={own}", *words])
@@ -18,5 +18,5 @@ def main(folder, *words):
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
-    # Failed tests are reported already; anything but these is a fault of the launch.
+    # Failed tests are reported already. Any other code is a fault of the launch.
     sys.exit(0 if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) else int(code))

@@ -1,6 +1,6 @@
-"""Tests on hosts of their own; see :mod:`_cases.hosts`.
+"""Tests on virtual hosts, see :mod:`_cases.hosts`.
 
-Those in this folder need no MPI; those in ``mpi`` run under every vendor's.
+Tests in this folder need no MPI. Tests in ``mpi`` run under every vendor's MPI.
 """
 
 import os
@@ -13,14 +13,14 @@ import pytest
 from _cases.host_jobs import Jobs
 from _cases.hosts import Hosts, problem
 
-# What a dead job held may be given back a little after its end.
+# The system may release the resources of a dead job a little after its end.
 GONE_S = 10.0
 TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory):
-    """The hosts, for all tests."""
+    """Create the hosts for all tests."""
     found = problem()
     assert not found, f"there can be no test bed here: {found}"
     made = Hosts(shared=[tmp_path_factory.getbasetemp()])
@@ -30,7 +30,7 @@ def bed(tmp_path_factory):
 
 @pytest.fixture
 def hosts(bed):
-    """The hosts; whatever a test leaves running or lying on them is an error, and removed."""
+    """Provide the hosts. Remove processes and files that a test leaves there, and fail the test."""
     yield bed
     bed.await_end(GONE_S)
     left = bed.remains()
@@ -40,7 +40,7 @@ def hosts(bed):
 
 @pytest.fixture
 def jobs(hosts, tmp_path):
-    """Starts jobs on several hosts; killed after the test."""
+    """Provide a starter of jobs on several hosts. The jobs are killed after the test."""
     made = Jobs(hosts, tmp_path)
     yield made
     made.close()
@@ -48,7 +48,7 @@ def jobs(hosts, tmp_path):
 
 @pytest.fixture
 def start(hosts):
-    """Starts a Python process on a host, with a script and its arguments; killed after the test."""
+    """Provide a starter of Python scripts on a host. The processes are killed after the test."""
     running = []
 
     def start(host, source, *arguments, env=None):

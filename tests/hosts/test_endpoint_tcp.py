@@ -1,4 +1,4 @@
-"""Endpoints over tcp between processes of different hosts, and a network that fails."""
+"""TCP endpoints between processes on different hosts, and network failures."""
 
 import time
 
@@ -70,20 +70,20 @@ def server(start):
 
 @pytest.fixture
 def cable(hosts):
-    """Of node2; whole again after the test."""
+    """Provide the network cable of node2, and reconnect it after the test."""
     yield hosts
     hosts.mend("node2")
 
 
 def end(process):
-    """The lines that a process prints before it ends well."""
+    """End a process successfully and return its output lines."""
     out, _ = process.communicate("end\n", timeout=LIMIT_S)
     assert process.returncode == 0, out
     return out.splitlines()
 
 
 def test_cases(start, server):
-    """What every transport can do, at the address that the server gives."""
+    """Run the cases of all transports against the address that the server reports."""
     assert server.address.startswith("tcp://node1:")
     source = """
     for case in CASES:
@@ -162,11 +162,11 @@ def test_a_client_that_is_killed(start, server):
 
 @pytest.mark.parametrize(("outage_s", "breaks"), [(2.0, False), (8.0, True)])
 def test_a_cable_that_is_pulled_and_put_back(start, server, cable, outage_s, breaks):
-    """Every request is answered, and carried out once, whether or not the connection breaks."""
+    """Check that requests are answered and executed exactly once, even if a connection breaks."""
     client = start("node2", CLIENT + ASK_ALL_THE_TIME, server.address, env=SECRET)
     assert client.stdout.readline() == "going\n"
     cable.cut("node2")
-    time.sleep(outage_s)  # that is the accident, and not a wait for anything
+    time.sleep(outage_s)  # the duration of the accident, not a wait for an event
     cable.mend("node2")
     (said,) = end(client)
     answered, connections = map(int, said.split())
@@ -176,7 +176,7 @@ def test_a_cable_that_is_pulled_and_put_back(start, server, cable, outage_s, bre
 
 
 def test_a_server_whose_cable_comes_later(start, server, cable):
-    """A client goes on trying, and does not leave longer and longer pauses."""
+    """Check that a client retries without growing pauses."""
     source = """
     work = client.call(address, "test/Count", timeout=12)
     say("asked")
@@ -185,7 +185,7 @@ def test_a_server_whose_cable_comes_later(start, server, cable):
     cable.cut("node2")
     client = start("node2", CLIENT + source, server.address, env=SECRET)
     assert client.stdout.readline() == "asked\n"
-    time.sleep(7.5)  # the kernel itself would ask after 1, 3, 7, and then 15 s
+    time.sleep(7.5)  # the kernel itself would retry after 1, 3, 7, and then 15 s
     cable.mend("node2")
     assert end(client) == ["1"]
 

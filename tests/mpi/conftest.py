@@ -27,8 +27,8 @@ import pytest
 
 @pytest.fixture
 def world(rank_count):
-    """A communicator of all ranks, for this test alone."""
+    """Return a communicator of all ranks for this test alone."""
     from mpi4py import MPI
 
-    # Never freed: that is collective, and a rank that fails must not wait for the others here.
+    # Never freed: free() is collective, and a failing rank must not wait here for the others.
     return MPI.COMM_WORLD.Dup()

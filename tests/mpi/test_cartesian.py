@@ -1,4 +1,4 @@
-"""Groups on grids, and what neighbours exchange."""
+"""Groups on Cartesian grids, and exchanges between neighbours."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def default(world):
 
 
 def neighbor(grid, place, dimension, step):
-    """The place beside another; None beyond an edge."""
+    """Return the coordinates of a neighbour, or None beyond an edge."""
     other = list(place)
     other[dimension] += step
     if grid.periodic[dimension]:
@@ -28,7 +28,7 @@ def neighbor(grid, place, dimension, step):
 
 
 def neighbors(grid):
-    """Group ranks of the neighbours in MPI's order; None beyond an edge."""
+    """Return the group ranks of the neighbours in MPI's order. None marks an edge."""
     places = [
         neighbor(grid, grid.coordinates, dimension, step)
         for dimension in range(len(grid.shape))
@@ -38,12 +38,12 @@ def neighbors(grid):
 
 
 def rank_at(grid, place):
-    """Group rank of a place, in C order."""
+    """Return the group rank of coordinates, in C order."""
     return int(np.ravel_multi_index(place, grid.shape))
 
 
 def every_grid():
-    """All grids of the world's size, periodic and not."""
+    """Yield all grids of the world's size, periodic and non-periodic."""
     for shape in GRIDS[dist.get_world_size()]:
         for periodic in itertools.product((False, True), repeat=len(shape)):
             yield dist.new_cartesian_group(shape, periodic)
@@ -79,12 +79,12 @@ def test_all_to_all_among_neighbors(default, async_op):
     for grid in every_grid():
         sides = 2 * len(grid.shape)
         given = 100.0 * grid.rank() + np.arange(sides * 3).reshape(sides, 3)
-        output = np.full((3, sides), -1.0).T  # in Fortran's order
+        output = np.full((3, sides), -1.0).T  # in Fortran order
         work = grid.neighbor_all_to_all(output, given, async_op)
         if work is not None:
             work.wait()
         for side, rank in enumerate(neighbors(grid)):
-            there = side ^ 1  # what comes from before was sent behind
+            there = side ^ 1  # data from one side was sent to the opposite side
             expected = -1 if rank is None else 100.0 * rank + np.arange(3 * there, 3 * there + 3)
             np.testing.assert_array_equal(output[side], np.broadcast_to(expected, 3))
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks(2, 3)
 
 @contextmanager
 def service(world, workers=None):
-    """A service with workers on the given ranks, all by default; its target."""
+    """Start a service with workers on the given ranks (default: all). Return its target."""
     open_endpoint().close()  # the first use of mpidist is collective
     dispatcher = DispatchServer() if world.rank == 0 else None
     target = world.bcast(dispatcher.target if dispatcher else None)
@@ -37,7 +37,7 @@ def service(world, workers=None):
 
 
 def gather(world, elements):
-    """The elements of all ranks, on all ranks."""
+    """Return the elements of all ranks, on all ranks."""
     return [element for part in world.allgather(list(elements)) for element in part]
 
 
@@ -136,7 +136,7 @@ def wait_at_one(i):
 
 
 class Reports(logging.Handler):
-    """Keeps the reports of long waits, and tells rank 1 of the first."""
+    """A handler that keeps reports of long waits, and notifies rank 1 at the first report."""
 
     def __init__(self, world):
         super().__init__()
@@ -201,15 +201,15 @@ def test_a_dispatcher_that_is_stopped_is_missed_although_its_rank_answers_nobody
             said = f"{len(list(elements))} elements"
         except UnavailableError as error:
             said = str(error)
-        others.Barrier()  # a worker that stops would be missed too
+        others.Barrier()  # a stopping worker would be missed, too
         others.Free()
         worker.stop()
     else:
         world.Barrier()
         dispatcher.stop()
-    # Rank 0 stands here, in MPI, until the others have heard.
+    # Rank 0 waits here, in MPI, until the others have heard.
     said = world.allgather(said)
-    # Told by a worker, or met by the consumer itself, which need not name the protocol.
+    # A worker reports the loss, or the consumer finds it. Its text may lack the protocol.
     missed = f"{target.partition('://')[2]} is gone"
     assert [text for text in said if missed not in text] == []
 

@@ -23,12 +23,12 @@ def default(world):
 
 
 def values(rank):
-    """What a rank gives to a sum."""
+    """Return the contribution of a rank to a sum."""
     return np.array([rank + 1.0, 10.0**rank])
 
 
 def check_sums(mesh):
-    """Sums over each dimension's groups are those of NumPy along that axis of the mesh."""
+    """Compare sums over the groups of each dimension with NumPy's sums along that axis."""
     table = np.stack([values(rank) for rank in range(dist.get_world_size())])[mesh.mesh]
     place = mesh.get_coordinate()
     for axis in range(mesh.ndim):

@@ -1,4 +1,4 @@
-"""Endpoints over MPI: the cases of every transport, and what only ranks can do."""
+"""Endpoints over MPI: the cases of every transport, and features of ranks."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ from mpidist.rpc.mpi import mpi_transport
 
 @pytest.fixture
 def served(world):
-    """An endpoint on each rank; the first serves, on a thread, until all are done with it."""
+    """Open an endpoint on each rank. The first endpoint serves on a thread during the test."""
     endpoint = open_endpoint()
     address = world.bcast(str(endpoint.address))
     if world.rank == 0:
@@ -33,7 +33,7 @@ def served(world):
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_case(world, served, case):
     endpoint, address = served
-    if world.rank:  # all at once
+    if world.rank:  # all at the same time
         case(endpoint, address, b"key of rank %d" % world.rank)
 
 
@@ -115,7 +115,7 @@ def test_request_to_an_endpoint_that_opens_later(world):
     else:
         with open_endpoint() as other:
             world.recv(source=1)
-            while other.progress():  # the requests arrive before their receiver is there
+            while other.progress():  # the requests arrive before their receiving endpoint opens
                 pass
             with open_endpoint(number=number) as endpoint:
                 Service(endpoint)
@@ -188,7 +188,7 @@ def test_names_of_the_host_of_a_rank(world, served):
 
 @pytest.mark.ranks(2)
 def test_further_endpoints_of_a_rank_are_found_by_their_numbers(world):
-    """Numbers taken as they come, and numbers chosen."""
+    """Open endpoints with automatic and with chosen numbers."""
     size, rank = world.size, world.rank
     with (
         open_endpoint() as first,
@@ -279,7 +279,7 @@ def test_inproc_works_beside_mpi(world):
 
 
 def test_cases_as_between_nodes(tmp_path):
-    """Large buffers travel by MPI, and ranks cannot be woken."""
+    """Run the cases as if between nodes: large buffers go by MPI, and no rank can be woken."""
     source = """
         from _cases.endpoints import CASES, Service
         from mpidist import open_endpoint
@@ -307,7 +307,7 @@ def test_cases_as_between_nodes(tmp_path):
 
 
 def test_large_buffers_where_mpi_cannot_read_the_memory_of_others(tmp_path):
-    """A frame that MPI does not send at once must not come after the buffers behind it."""
+    """Keep a frame that MPI sends late ahead of the buffers that follow it."""
     source = """
         from _cases.endpoints import Service, case_long_bodies_ahead_of_large_buffers as case
         from mpidist import open_endpoint
@@ -377,7 +377,7 @@ def test_a_rank_is_lost_after_its_last_messages(tmp_path):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("nbytes", "limit"), [(0, 8), (8, 8), (100_000, 12)])
 def test_a_call_enters_few_files_of_the_package(world, served, nbytes, limit):
-    """A reader follows a call from ``Endpoint.call`` to the result in few files."""
+    """Check that a call passes few files between ``Endpoint.call`` and the result."""
     endpoint, address = served
     if world.rank:
         buffers = [pattern(nbytes)] if nbytes else []
@@ -390,7 +390,7 @@ def test_a_call_enters_few_files_of_the_package(world, served, nbytes, limit):
 
 
 def files_entered(function):
-    """The files of the package that a function enters on this thread."""
+    """Return the package files that a function enters on this thread."""
     entered = set()
     package = str(Path(mpidist.__file__).parent)
 
@@ -408,7 +408,7 @@ def files_entered(function):
 
 @pytest.fixture
 def by_mpi(world, monkeypatch):
-    """An endpoint that calls itself over MPI, without shared buffers. Return its notices, too."""
+    """Open an endpoint that calls itself over MPI, without shared buffers. Yield notices, too."""
     with Endpoint(mpi_transport()) as endpoint:
         monkeypatch.setattr(endpoint._transport, "_writers", [None] * world.size)
         notices = []
@@ -426,7 +426,7 @@ def test_an_exception_while_messages_are_received_drops_none(by_mpi, monkeypatch
         calls.append(requests)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return len(calls) > 4 and testall(requests)  # several messages are under way by then
+        return len(calls) > 4 and testall(requests)  # several messages are in flight by then
 
     monkeypatch.setattr(inbox, "_testall", interrupted)
     sent = [b"first", b"second", b"third"]
@@ -451,7 +451,7 @@ def test_an_exception_during_a_delivery_drops_no_other_message(by_mpi, monkeypat
             raise KeyboardInterrupt
 
     monkeypatch.setattr(endpoint, "deliver", fail_once)
-    # All are completed in one poll, because the requests and notices of a rank keep their order.
+    # One poll completes all of them, because the requests and notices of a rank keep their order.
     has_ended = transport._inbox._has_ended
     monkeypatch.setattr(
         transport._inbox,
@@ -468,7 +468,7 @@ def test_an_exception_during_a_delivery_drops_no_other_message(by_mpi, monkeypat
 
 
 class FailingSends:
-    """A communicator whose second send fails."""
+    """A communicator that fails at the second send."""
 
     def __init__(self, comm):
         self._comm = comm

@@ -1,4 +1,4 @@
-"""Messages over MPI that nobody should send: what is none is dropped, and nothing piles up."""
+"""Invalid messages over MPI: they are dropped, and nothing piles up."""
 
 import json
 import random
@@ -23,7 +23,7 @@ SIZE = 20_000
 
 @pytest.fixture
 def served(world):
-    """An endpoint on each rank, and the address of the first, which serves on a thread."""
+    """Open an endpoint on each rank. The first serves on a thread, at the yielded address."""
     endpoint = open_endpoint()
     address = world.bcast(str(endpoint.address))
     if world.rank == 0:
@@ -45,7 +45,7 @@ IDENTITY = 3
 
 
 def send(frames, tags=None):
-    """Frames as the endpoint of rank 1 sends them, without waiting; their requests."""
+    """Send frames as the endpoint of rank 1 does, without waiting. Return the requests."""
     tags = tags or [FRAME_TAG] + [BUFFER_TAG] * len(frames)
     return [
         messages().Isend(bytearray(frame), dest=0, tag=tag)
@@ -54,14 +54,14 @@ def send(frames, tags=None):
 
 
 def wait(requests):
-    """Until what was sent has been taken, by whatever part of the receiver."""
+    """Wait until the receiver has taken all sent messages."""
     deadline = time.monotonic() + LIMIT_S
     while not MPI.Request.Testall(requests):
         assert time.monotonic() < deadline, "what was sent is taken by nobody"
 
 
 def notice(address, key, sizes=(SIZE, SIZE), announced=None):
-    """The frames of a notice: its header, and buffers of these sizes."""
+    """Return the frames of a notice: its header, and buffers of the given sizes."""
     buffers = [np.ones(size, np.uint8) for size in sizes]
     message = Message(
         NOTICE,
@@ -78,7 +78,7 @@ def notice(address, key, sizes=(SIZE, SIZE), announced=None):
 
 
 class Says(np.ndarray):
-    """An array that says it has another size."""
+    """An array that reports a false size."""
 
     def __new__(cls, nbytes):
         array = np.zeros(0, np.uint8).view(cls)
@@ -91,14 +91,14 @@ class Says(np.ndarray):
 
 
 def elsewhere(address, place):
-    """The frame of a notice whose buffers are said to lie in the sender's shared memory."""
+    """Return a notice frame that places the buffers in the sender's shared memory."""
     message = Message(NOTICE, IDENTITY, int(address.rpartition(":")[2]), 0, "test/Note", b"k:")
     message.buffers = [np.ones(SIZE, np.uint8)]
     return encode(message, lambda buffers: place)[0]
 
 
 def garbled(kind, address):
-    """Frames of one kind of garbage, and how many whole notices may come of them."""
+    """Return garbage frames of one kind, their tags, and the possible numbers of valid notices."""
     first, one, two = notice(address, b"k")
     tags = [FRAME_TAG, BUFFER_TAG, BUFFER_TAG]
     return {
@@ -153,7 +153,7 @@ def test_kind(world, served, kind):
         frames, tags, whole = garbled(kind, address)
         sent = send(frames, tags)
         data = pattern(SIZE)
-        for _ in range(2):  # what comes next is whole
+        for _ in range(2):  # the following message is valid
             (got,) = ask(endpoint, address, "Echo", b"", [data]).buffers
             np.testing.assert_array_equal(as_bytes(got), data)
         noted = json.loads(ask(endpoint, address, "Notes", b"k").body)
@@ -180,7 +180,7 @@ def test_a_request_that_is_garbled_fails_at_its_deadline(world, served, monkeypa
 
 @pytest.mark.ranks(3)
 def test_a_message_under_way_holds_up_no_other_rank(world, served):
-    """The buffers of a notice come late; meanwhile another rank gets replies."""
+    """Send the buffers of a notice late. Another rank gets replies meanwhile."""
     endpoint, address = served
     if world.rank == 1:
         first, *buffers = notice(address, b"late")
@@ -204,7 +204,7 @@ def test_messages_to_nobody_do_not_pile_up(world, served):
     before, sent = Footprint.of(endpoint), []
     if world.rank == 1:
         for number in range(3 * mpi._MAX_UNCLAIMED):
-            # Endpoints that may open, that never can, and replies that nobody waits for.
+            # Endpoints that may open, endpoints that never can, and replies to no request.
             kind = (NOTICE, NOTICE, REPLY)[number % 3]
             receiver = 2 * (10_000 + number) + (number % 3 == 1)
             sent += send([encode(Message(kind, receiver=receiver))[0]])
@@ -226,7 +226,7 @@ def test_messages_to_nobody_do_not_pile_up(world, served):
 @pytest.mark.ranks(2, timeout=3600)
 @pytest.mark.parametrize("count", [5000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_random(world, served, count):
-    """Frames of every wrong kind from another rank: those that are messages are served."""
+    """Send frames of every invalid kind from another rank. Valid messages among them are served."""
     rng = random.Random(count)
     endpoint, address = served
     receivers = (0, int(address.rpartition(":")[2]), int(address.rpartition(":")[2]), 5)

@@ -1,4 +1,4 @@
-"""How ranks leave and jobs end, under the library's own launcher: no ``mpidist run`` helps."""
+"""Exits of ranks and jobs under the MPI library's own launcher, without ``mpidist run``."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def run(tmp_path):
 
 
 def reason_of(ended):
-    """The line with which the runtime ended the job; there is exactly one."""
+    """Return the only line with which the runtime ended the job."""
     lines = [line for line in ended.err.splitlines() if "ends the job: " in line]
     assert len(lines) == 1, ended.err
     return lines[0]

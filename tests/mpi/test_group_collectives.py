@@ -17,7 +17,7 @@ COMPLEX = [np.dtype(c) for c in "FDG"]
 FOREIGN = [np.dtype(c).newbyteorder() for c in "hqdD"]
 NUMBERS = INTEGERS + FLOATS + COMPLEX + FOREIGN
 LAYOUTS = ("contiguous", "fortran", "strided", "reversed", "scalar", "empty")
-SENTINEL = 111  # in the memory between the elements of a strided array
+SENTINEL = 111  # value of the memory between the elements of a strided array
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def group(world):
 
 
 def values_of(rank, dtype, shape=(3, 4)):
-    """What a rank contributes: the same on whichever rank asks."""
+    """Return the contribution of a rank. Every rank computes the same values."""
     rng = np.random.default_rng(100 + rank)
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(bool)
-    # Small: products of three, in every dtype, without overflow or rounding.
+    # Small values: products of three neither overflow nor round in any dtype.
     data = rng.integers(1, 5, shape)
     if dtype.kind == "c":
         return (data + 1j * rng.integers(-2, 3, shape)).astype(dtype)
@@ -38,7 +38,7 @@ def values_of(rank, dtype, shape=(3, 4)):
 
 
 def placed(values, layout):
-    """An array with these values in a memory layout, and what must not change around it."""
+    """Return an array in a memory layout, and its underlying memory if the array has gaps."""
     if layout == "contiguous":
         return values.copy(), None
     if layout == "fortran":
@@ -57,7 +57,7 @@ def placed(values, layout):
 
 
 def untouched(memory):
-    """Whether the memory between the elements is as it was."""
+    """Return whether the memory between the elements is unchanged."""
     if memory is None:
         return True
     between = np.ones(memory.shape, bool)
@@ -72,7 +72,7 @@ def logical(values):
 
 
 def reduced(op, parts):
-    """What NumPy makes of the ranks' arrays; floating point in float64, or wider."""
+    """Reduce the arrays of all ranks with NumPy. Floating-point sums use float64 or wider."""
     values = np.stack(parts)
     kind = values.dtype.kind
     if kind == "b":
@@ -90,7 +90,7 @@ def reduced(op, parts):
 
 
 def possible(op, dtype):
-    if op is ReduceOp.PREMUL_SUM:  # which needs a factor
+    if op is ReduceOp.PREMUL_SUM:  # this operation needs a factor
         return False
     bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
     if dtype.kind in "iub":
@@ -168,7 +168,7 @@ def any_values(rank, dtype):
 def test_broadcast(group, dtype):
     results = []
     for root in group.ranks:
-        # The layouts of the ranks need not be the same: only the elements count.
+        # The layouts of the ranks may differ: only the numbers of elements must match.
         for number in range(4):
             own = LAYOUTS[(number + group.rank()) % 4] if dtype.kind != "V" else "contiguous"
             array, memory = placed(any_values(group.rank(), dtype), own)
@@ -288,7 +288,7 @@ def test_names_of_operations_cost_no_frames(group, name, spelling):
     call = REDUCING[name]
     counts = []
     for op in (ReduceOp[spelling.upper()], spelling):
-        call(group, op)  # the first call imports
+        call(group, op)  # the first call imports modules
         counts.append(frames_of(lambda op=op: call(group, op)))
     by_member, by_name = counts
     assert by_name <= by_member
@@ -302,7 +302,7 @@ def test_few_frames(group):
     for _ in range(110):
         group.barrier()
     for op in (ReduceOp.SUM, "sum"):
-        assert frames_of(lambda op=op: group.all_reduce(array, op)) <= 7 + 1  # and the lambda
+        assert frames_of(lambda op=op: group.all_reduce(array, op)) <= 7 + 1  # one for the lambda
     assert frames_of(lambda: group.all_gather(outputs, large)) <= 25 + 1
     np.testing.assert_array_equal(outputs, 1)
 
@@ -395,7 +395,7 @@ def test_outputs_that_overlap(group):
 
 @pytest.mark.ranks(2)
 def test_what_a_rank_gives_itself(group):
-    """Is no message, so that only a check can tell that it does not fit."""
+    """Check the size of a rank's part for itself. No message carries this part."""
     rank, two, three = group.rank(), np.zeros(2), np.zeros(3)
     with pytest.raises(
         ValueError, match=rf"rank {rank} of group .* has 2 elements for itself .* 3"
@@ -428,7 +428,7 @@ def test_nobody_leaves_a_barrier_before_all_have_entered(group, world):
     early = []
     for late in group.ranks:
         if group.rank() == late:
-            world.Barrier()  # the others have entered
+            world.Barrier()  # the other ranks have entered
         # In MPI all ranks must use the same form, blocking or not.
         work = group.barrier(async_op=True)
         if group.rank() != late:
@@ -441,7 +441,7 @@ def test_nobody_leaves_a_barrier_before_all_have_entered(group, world):
 
 @pytest.mark.ranks(4)
 def test_gathering_complex_long_doubles(group):
-    """As bytes: MPICH 5.0.2 aborts over four ranks while it packs them."""
+    """Gather long doubles as bytes: MPICH 5.0.2 aborts over four ranks while it packs them."""
     own = np.full((1000, 7), group.rank() + 1j, np.clongdouble)
     outputs = [np.empty_like(own) for _ in range(4)] if group.rank() == 0 else None
     group.gather(own, outputs, group_dst=0)

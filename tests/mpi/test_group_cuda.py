@@ -9,7 +9,7 @@ from mpidist import P2POp, ProcessGroup, ReduceOp, batch_isend_irecv, irecv, ise
 from mpidist.errors import DistBackendError
 from mpidist.gpu import HostStaging
 
-LARGE = 1 << 16  # elements, whose parts are messages of their own
+LARGE = 1 << 16  # elements: the parts of such an array are separate messages
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def group(world):
 
 
 def values(rank, shape=(3, 4), dtype="f4"):
-    """What a rank has: the same on whichever rank asks."""
+    """Return the values of a rank. Every rank computes the same values."""
     return np.random.default_rng(rank).integers(1, 9, shape).astype(dtype)
 
 
@@ -27,7 +27,7 @@ def everyone(group, *args, **kwargs):
 
 
 def laid_out(xp, data, layout):
-    """An array on the device with these values, contiguous or strided."""
+    """Return a contiguous or strided device array of the given values."""
     if layout == "contiguous":
         return xp.asarray(data)
     memory = xp.zeros((2 * data.shape[0], *data.shape[1:]), data.dtype)
@@ -239,7 +239,7 @@ def test_a_handle_that_is_kept_keeps_no_memory(group, xp):
     before = lent_bytes()
     work = group.all_reduce(array, async_op=True)
     work.wait()
-    # The watchdog may have just had a look at it.
+    # The watchdog may still hold the operation.
     wait_until(lambda: lent_bytes() <= before)
     assert work.is_success()
     assert "all_reduce" in repr(work)

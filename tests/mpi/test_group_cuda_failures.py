@@ -1,4 +1,4 @@
-"""Groups on GPUs that fail: who is told, who goes on, and what is given back."""
+"""Failures of groups on GPUs: error reports, recovery of other ranks, and released memory."""
 
 import gc
 import time
@@ -25,7 +25,7 @@ PREPARED = """
 
 
 def within(limit_s, condition):
-    """Whether a condition holds before a time limit."""
+    """Wait for a condition. Return whether it holds before the time limit."""
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         gc.collect()
@@ -39,7 +39,7 @@ def group(world):
 
 @pytest.fixture
 def stand_in(xp):
-    """CuPy where devices can be made to fail."""
+    """Provide a stand-in for CuPy with devices that can fail."""
     if xp.__name__ == "cupy":
         pytest.skip("a device cannot be made to fail")
     yield xp
@@ -86,7 +86,7 @@ def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
     else:
         group.all_reduce(array)
     del work
-    # The watchdog keeps what it has seen until it looks again.
+    # The watchdog holds polled operations until its next poll.
     assert within(5.0, lambda: lent_bytes() <= before)
     other = stand_in.ones(3, "f4")
     group.all_reduce(other)
@@ -124,7 +124,7 @@ def test_a_lost_device_is_told_by_each_operation(group, stand_in):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_rank_that_ends_by_its_device_ends_those_who_wait(tmp_path, request, before):
-    """Before its part of an operation, or once the others have theirs."""
+    """Fail before rank 1's part of an operation, or in the next operation."""
     prepared = PREPARED.format(tests=str(request.config.rootpath / "tests"))
     failing = """
     if group.rank() == 1:

@@ -1,4 +1,4 @@
-"""Groups at their edges: odd memory, errors half-way, threads, and works that nobody waits for."""
+"""Groups at their limits: odd memory, partial failures, threads, and unwaited Work handles."""
 
 import re
 import threading
@@ -18,7 +18,7 @@ def group(world):
 
 
 def unaligned(values):
-    """The same values, where MPI has no type for them."""
+    """Return the values in unaligned memory, which has no MPI datatype."""
     values = np.asarray(values, float)
     memory = np.zeros(values.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(values.shape)
     memory[...] = values
@@ -84,7 +84,7 @@ def test_broadcasts_of_which_one_is_in_odd_memory_become_one(group):
 
 @pytest.mark.ranks(3)
 def test_what_an_error_leaves_is_not_taken_for_the_next(group, monkeypatch):
-    """A root that fails in the middle takes what the others send it, and refuses to go on."""
+    """Fail on the root in the middle. The root drains the messages of the others, then refuses."""
     rank = group.rank()
     failing = [True]
 
@@ -131,7 +131,7 @@ def test_dropped_works_do_not_pile_up_behind_one_that_waits(group):
         else:
             group.recv(array, other, tag=1)
         group.barrier()
-    for _ in range(50):  # as many on both, in which each is looked at
+    for _ in range(50):  # equally many on both ranks; each call polls pending operations
         group.barrier()
     assert len(group._submission._pending) <= 2 + submission._POLLED
     group.isend(np.ones(1), other, tag=7).wait()
@@ -153,7 +153,7 @@ def test_a_limit_counts_while_another_thread_is_in_an_operation(group):
     else:
         group.recv(note, 0)
         group.all_reduce(array)
-    group.barrier(timeout=30)  # the other has not begun, so the group is as good as before
+    group.barrier(timeout=30)  # the other rank has not begun, so the group is intact
     assert array[0] == 2
 
 
@@ -169,12 +169,12 @@ def test_ragged_arrays_that_one_call_cannot_count(group, monkeypatch):
 
 
 class Interrupt(Exception):
-    """What a signal's handler raises."""
+    """An exception raised by a signal handler."""
 
 
 @pytest.mark.ranks(2)
 def test_an_interrupt_between_the_steps_of_an_object_breaks_the_group(world, group, monkeypatch):
-    """The other is about to take the next step, which this one never makes."""
+    """Interrupt one rank between two steps. The other rank waits for the missing step."""
     note = "x" * 5000
     group.set_timeout(2.0)
     if group.rank() == 0:
@@ -236,7 +236,7 @@ def test_a_prepared_operation_is_not_collected_twice(group):
 
 @pytest.fixture
 def small_calls(monkeypatch):
-    """Calls of MPI that move few elements."""
+    """Limit MPI calls to few elements."""
     for module in (operation, mpi_backend):
         monkeypatch.setattr(module, "LARGEST_COUNT", 100)
     monkeypatch.setattr(operation, "_SEGMENT_COUNT", 64)
@@ -267,7 +267,7 @@ def test_reduce_scatter_in_pieces(group, async_op):
         taken = np.zeros(1001)
         work = group.reduce_scatter_tensor(taken, given, async_op=async_op)
         if work is not None:
-            np.full(5000, np.nan)  # takes up what nobody keeps
+            np.full(5000, np.nan)  # reuses memory that was freed too early
             work.wait()
         whole = np.arange(1001.0 * size) * sum(range(1, size + 1))
         np.testing.assert_array_equal(taken, whole.reshape(size, -1)[rank])
@@ -290,7 +290,7 @@ def test_arrays_of_other_lengths_in_a_pipeline_are_reported(tmp_path):
         tmp_path, 2, LONGER, env={"MPIDIST_STALL_ABORT_S": "2", "MPIDIST_DEBUG": "off"}
     )
     assert ended.status == 1, ended.err
-    # What is small may have left: then the other waits in the barrier.
+    # A small array may have been sent eagerly. Then the other rank waits in the barrier.
     waits = r"(reduce number 1|barrier number 2) of group '\w+' has waited for \d+ s, the limit"
     assert re.search(waits, ended.err)
 

@@ -25,7 +25,7 @@ from mpidist.errors import (
 from mpidist.gpu import has_dtype
 from mpidist.group import make_group
 
-COUNT = (1 << 15) + 12  # elements: several chunks, and the last is not whole
+COUNT = (1 << 15) + 12  # elements: several chunks, the last of them incomplete
 BF16 = np.dtype(ml_dtypes.bfloat16)
 BACKENDS = ("nccl", "ipc", "ipc on several GPUs", "mpi", "staged")
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -34,10 +34,10 @@ ON_GPUS = ("nccl", "ipc", "ipc on several GPUs")
 
 @pytest.fixture
 def grouped(world, xp, monkeypatch):
-    """Makes a group that uses a backend, and makes the GPU of this rank current."""
+    """Provide a maker of groups with a given backend. It also makes this rank's GPU current."""
     made = []
     package = mpidist.group
-    # 64 KiB in place of 4 and 16 MiB: small arrays take all steps.
+    # 64 KiB in place of 4 and 16 MiB, so that small arrays take all steps.
     monkeypatch.setattr(package.gpu_operation, "IPC_MIN_BYTES", 1 << 16)
     monkeypatch.setattr(package.ipc_backend, "CHUNK_BYTES", 1 << 16)
 
@@ -69,7 +69,7 @@ def grouped(world, xp, monkeypatch):
 
 
 def values(rank, count=COUNT, dtype="f4"):
-    """The numbers of a rank, equal on whichever rank asks."""
+    """Return the numbers of a rank. Every rank computes the same numbers."""
     return np.random.default_rng(rank).integers(0, 9, count).astype(dtype)
 
 
@@ -82,7 +82,7 @@ def host(xp, array):
 
 
 def staged_bytes():
-    """The pinned memory that has been used: it grows if an array is staged."""
+    """Return the size of the pinned memory in the pool. It grows if an array is staged."""
     return lent_bytes() + idle_bytes()
 
 
@@ -358,7 +358,7 @@ def test_a_device_that_fails_breaks_the_group(grouped, xp, monkeypatch):
     group = grouped("nccl")
     array, output = xp.ones(COUNT, "f4"), xp.ones(2 * COUNT, "f4")
     group.all_reduce(array)
-    host(xp, array)  # the abort of one rank would end the operation of the other
+    host(xp, array)  # if one rank aborted, the operation of the other rank would end
     with monkeypatch.context() as patch:
         fails(patch, stand_in_nccl.NcclCommunicator, "allGather", xp.CUDARuntimeError(700))
         with pytest.raises(DistBackendError, match="failed on GPU"):
@@ -423,7 +423,7 @@ def test_no_memory_is_kept(grouped, xp, backend):
         group.all_reduce(array)
         group.broadcast(array, 1, async_op=True).wait(60)
     host(xp, array)
-    wait_until(lambda: lent_bytes() <= before)  # the watchdog looks at operations
+    wait_until(lambda: lent_bytes() <= before)  # the watchdog polls pending operations
 
 
 @pytest.mark.ranks(2)
@@ -466,7 +466,7 @@ def test_messages_of_device_memory(grouped, xp):
         group.isend(mine, 0).wait()
     assert staged_bytes() == before
     np.testing.assert_array_equal(host(xp, array), 2.0 * (np.arange(8) + other))
-    for strange in (xp.zeros((4, 4), "f4")[:, 0], xp.zeros(4, "f2")):  # which are staged
+    for strange in (xp.zeros((4, 4), "f4")[:, 0], xp.zeros(4, "f2")):  # both are staged
         strange[...] = xp.asarray(np.full(4, rank + 1.0, strange.dtype))
         if rank == 0:
             group.send(strange, 1)
@@ -592,7 +592,7 @@ def test_freeing_a_group_waits_for_its_operations(grouped, xp, monkeypatch, back
         carry_out(ipc, entry)
         assert released.wait(60)
 
-    if group.rank() == 1:  # where the operations are still pending when the other rank's have ended
+    if group.rank() == 1:  # the operations are pending here when those of the other rank have ended
         monkeypatch.setattr(mpidist.group.ipc_backend.IpcBackend, "_carry_out", end_late)
     works = [group.all_reduce(array, async_op=True) for array in arrays]
     if group.rank() == 0:
@@ -618,9 +618,9 @@ def test_any_stream_sees_a_strided_result_after_wait(grouped, xp, backend):
 @pytest.mark.ranks(4)
 def test_a_prepared_gather_of_large_parts_matches_calls(grouped, monkeypatch):
     group = grouped("ipc")
-    # More than a part, and less than all.
+    # The threshold lies between the size of a part and the size of the output.
     monkeypatch.setattr(mpidist.group.gpu_operation, "IPC_MIN_BYTES", 1 << 17)
-    part = np.full(1 << 14, group.rank(), "f4")  # a message of its own, and a quarter of the output
+    part = np.full(1 << 14, group.rank(), "f4")  # a separate message, a quarter of the output
     output = np.zeros(4 << 14, "f4")
     prepared = group.prepare("all_gather_into_tensor", output, part)
     for _ in range(2):

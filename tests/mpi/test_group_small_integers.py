@@ -1,4 +1,4 @@
-"""Reductions of 8- and 16-bit integers, which wrap modulo 2^n as NumPy's do, and of bools."""
+"""Reductions of 8- and 16-bit integers, which wrap modulo 2^n like NumPy's, and of bools."""
 
 import array as buffers
 import functools
@@ -13,7 +13,7 @@ from mpidist import ProcessGroup, ReduceOp
 from strategy import ParameterServerStrategy, get_variable
 
 DTYPES = ("int8", "uint8", "int16", "uint16")
-# Vector registers have 16 to 64 elements; what is left of an array goes another way.
+# Vector registers have 16 to 64 elements, and the rest of an array takes another code path.
 COUNTS = (*range(71), 1000, 100_003)
 UFUNCS = {
     ReduceOp.SUM: np.add, ReduceOp.PRODUCT: np.multiply, ReduceOp.MIN: np.minimum,
@@ -31,7 +31,7 @@ def group(world):
 
 
 def values_of(rank, dtype, shape=100):
-    """Values of a rank from the whole range of a dtype, and so that most sums overflow."""
+    """Return values of a rank from the whole range of a dtype. Most of their sums overflow."""
     bounds = np.iinfo(dtype)
     rng = np.random.default_rng(100 + rank)
     values = rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
@@ -45,7 +45,7 @@ def total_of(parts, op=ReduceOp.SUM):
 
 
 def laid_out(values, layout):
-    """An array with these values in a memory layout."""
+    """Return an array with the given values in a memory layout."""
     if layout == "strided":
         array = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)[..., ::2]
     elif layout == "reversed":
@@ -92,7 +92,7 @@ def test_bools_of_every_length(group, op):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [100, 200_000])
 def test_every_operation(group, dtype, layout, count):
-    """The longer arrays go through the members in a pipeline where the operation blocks."""
+    """Send longer arrays through the members in a pipeline if the operation blocks."""
     rank, size = group.rank(), group.size()
     parts = [values_of(member, dtype, (4, count // 4)) for member in group.ranks]
     rows = [values_of(10 + member, dtype, (size, 4, count // 4)) for member in group.ranks]
@@ -222,7 +222,7 @@ def test_arrays_of_other_libraries(group, code):
 
 
 class ByDlpack:
-    """An array that has nothing but DLPack."""
+    """An array that implements only DLPack."""
 
     def __init__(self, array):
         self.array = array

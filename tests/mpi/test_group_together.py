@@ -1,4 +1,4 @@
-"""Operations that are begun together, prepared once and repeated, or called by several threads."""
+"""Operations that are coalesced, prepared and repeated, or called by several threads."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ def group(world):
 
 
 def arrays_of(rank):
-    """Arrays of several kinds that depend on the rank."""
+    """Return arrays of several kinds that depend on the rank."""
     return [
         np.full(3, rank, np.float32),
         np.full((2, 2), rank + 0.5, np.float64),
@@ -67,7 +67,7 @@ def test_all_kinds_together(group):
     rank, size = group.rank(), group.size()
     sent = [np.full(2, number, np.int32) for number in (7, 8)]
     for array in sent:
-        array.flags.writeable = rank != 0  # the root's may be read-only
+        array.flags.writeable = rank != 0  # the root's array may be read-only
         if rank:
             array[:] = -1
     gathered, scattered = np.empty((size, 2)), np.empty(2)
@@ -202,7 +202,7 @@ def test_what_has_memory_in_common_is_not_collected(group):
             twice(first, second)
     np.testing.assert_array_equal(array, 1)
     gathered = np.empty((2, 2, 3))
-    with group.coalesce():  # what is only read may be read twice, and neighbours are apart
+    with group.coalesce():  # inputs may overlap, and outputs may be adjacent
         group.all_gather_into_tensor(gathered[0], array[:3])
         group.all_gather_into_tensor(gathered[1], array[:3])
         group.all_reduce(array[3:])
@@ -240,7 +240,7 @@ def test_factors_leave_the_memory_of_inputs_alone(group, tmp_path):
 
 @pytest.mark.ranks(2)
 def test_time_limits_of_what_is_collected(group):
-    """Everything has begun when the limit passes, so that nothing is missing afterwards."""
+    """Start all operations before the time limit passes, so that none is missing afterwards."""
     arrays = [np.ones(3), np.ones(3, np.float32), np.ones(1 << 16)]
     note = np.zeros(1)
 
@@ -263,7 +263,7 @@ def test_time_limits_of_what_is_collected(group):
         group.set_timeout(60)
         together()
         group.send(note, 0)
-    while True:  # refused until all have ended here, too
+    while True:  # refused until all operations have ended here, too
         try:
             group.barrier(timeout=60)
             break
@@ -275,7 +275,7 @@ def test_time_limits_of_what_is_collected(group):
 
 @pytest.mark.ranks(2)
 def test_a_time_limit_within_an_operation_on_objects(group):
-    """The others go on with steps that this rank will never begin: the group is of no more use."""
+    """Break the group: the other ranks continue with steps that this rank never begins."""
     note = np.zeros(1)
     if group.rank() == 0:
         group.set_timeout(0.2)
@@ -292,7 +292,7 @@ def test_a_time_limit_within_an_operation_on_objects(group):
         with pytest.raises(errors.DeadlineExceededError):
             group.all_gather_object([None, None], b"x" * 2000)
     dist.destroy_process_group()
-    for number in range(20):  # what is left of it gets into the way of no other group
+    for number in range(20):  # the leftovers disturb no other group
         dist.init_process_group()
         alone = dist.new_group([0])
         if dist.get_rank() == 0:
@@ -306,7 +306,7 @@ def test_a_time_limit_within_an_operation_on_objects(group):
 
 @pytest.mark.ranks(2)
 def test_a_time_limit_within_the_second_half_of_a_gather(world):
-    """What does not fit into the collective follows by message, which here does not come."""
+    """Time out in the second half: the rest of a large object comes in a message, here never."""
     group = dist.ProcessGroup(world.Dup(), "halves")
     if group.rank() == 0:
         group.set_timeout(0.3)
@@ -341,11 +341,11 @@ def test_limits_of_single_barriers(group):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["strided", "half", "collected", "sent"])
 def test_handles_may_be_dropped(group, kind):
-    """Their arrays stay until MPI is done, and results arrive all the same."""
+    """Keep arrays until MPI is done. Results arrive although the handles are gone."""
     note, peer = np.zeros(1), 1 - group.rank()
     big = np.ones((100_000, 2), np.float16 if kind == "half" else np.float64)
     pieces = [np.ones(30, np.float16) for _ in range(30)]
-    if group.rank() == 1:  # the first is far ahead
+    if group.rank() == 1:  # the first rank is far ahead
         group.recv(note, 0, tag=1)
     if kind == "collected":
         with group.coalesce(async_ops=True):
@@ -412,7 +412,7 @@ def test_repeated(group):
         np.testing.assert_array_equal(swapped, 10 * ranks + rank + turn)
         np.testing.assert_array_equal(part, (size - 1) * turn + 2 * rank + np.arange(2))
         np.testing.assert_array_equal(sent, 100 * (size - 1) + turn)
-        group.all_reduce(own)  # others may come in between
+        group.all_reduce(own)  # other operations may come in between
 
 
 @pytest.mark.ranks(2)
@@ -420,7 +420,7 @@ def test_repeated_messages(group):
     rank = group.rank()
     numbers = np.empty(3, np.int32)
     step = group.prepare("send", numbers, 1, tag=3) if rank == 0 else None
-    step = step or group.prepare("recv", numbers, tag=3)  # from any
+    step = step or group.prepare("recv", numbers, tag=3)  # from any source
     for turn in range(4):
         numbers[:] = turn if rank == 0 else -1
         if turn % 2:
@@ -434,7 +434,7 @@ def test_repeated_messages(group):
 
 @pytest.mark.ranks(2)
 def test_repeated_on_one_side(group):
-    """A prepared operation matches plain ones of the others."""
+    """Match a prepared operation with plain operations of the others."""
     array = np.ones(3)
     step = group.prepare("all_reduce", array)
     for _ in range(3):
@@ -504,7 +504,7 @@ def test_a_repeated_operation_past_its_limit(group):
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_many_threads(group, async_op):
-    """Threads take turns; any may be the next, as all their calls are alike."""
+    """Let threads take turns. The order of the threads is free, as all their calls are alike."""
     threads, turns = 4, 50
     results = []
 
@@ -566,7 +566,7 @@ def test_await_an_error(world):
 
 @pytest.mark.ranks(2)
 def test_a_callback_begins_the_next(group):
-    """Whoever notices the end of a work may be about to begin another."""
+    """Start an operation in a callback. The calling thread may be about to start another."""
     first, second, third = np.ones(2), np.ones(2), np.ones(2)
     begun = []
     work = group.all_reduce(first, async_op=True)

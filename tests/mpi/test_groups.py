@@ -1,4 +1,4 @@
-"""Groups made from groups, and what they are asked for."""
+"""Groups made from groups, and their queries."""
 
 import gc
 import warnings
@@ -22,7 +22,7 @@ def default(world):
 
 
 def total(group):
-    """The sum of the world ranks of a group's members, as they find out."""
+    """Return the sum of the members' world ranks, computed by the group itself."""
     array = np.array([dist.get_rank()])
     dist.all_reduce(array, group=group)
     return int(array[0])
@@ -151,7 +151,7 @@ def test_after_the_end(default):
             use()
     assert total(other) == 1
     dist.new_group().free()
-    dist.destroy_process_group()  # and with it all others
+    dist.destroy_process_group()  # frees all other groups, too
     with pytest.raises(ValueError, match="was destroyed"):
         other.barrier()
     with pytest.raises(ValueError, match="init_process_group"):
@@ -193,7 +193,7 @@ def test_a_batch_of_messages(default):
 
 
 def blamed(world, late, **options):
-    """What each rank is told where some come once all the others have given up."""
+    """Return the error message of each rank if the ranks ``late`` enter after the timeout."""
     said = ""
     for turn in (False, True):
         if (world.rank in late) == turn:
@@ -208,7 +208,7 @@ def blamed(world, late, **options):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("every", [False, True])
 def test_a_late_first_rank_is_told_that_it_is_late(default, world, every):
-    """The others came in time and gave up; they must not be called missing."""
+    """Report rank 0 as late, and not the others (which came in time) as missing."""
     said = blamed(world, [0], wait_all_ranks=every)
     assert "rank 0, this one, is late: rank(s) 1, 2 came in time" in said[0]
     assert "did not come" not in said[0]
@@ -243,7 +243,7 @@ def test_each_of_several_late_ranks_is_told_that_it_is_late(default, world, ever
 
 @pytest.mark.ranks(3)
 def test_a_late_rank_of_another_group(default, world):
-    """Messages name world ranks; the first member is not rank 0."""
+    """Name world ranks in messages. The first member is not rank 0."""
     group = dist.new_group([1, 2])
     said = blamed(world, [0, 1], group=group) if world.rank else blamed_outside(world)
     assert "rank 1, this one, is late: rank(s) 2 came in time" in said[1]
@@ -251,7 +251,7 @@ def test_a_late_rank_of_another_group(default, world):
 
 
 def blamed_outside(world):
-    """The part of a rank that is not in the group."""
+    """Take part in the collective calls of ``blamed`` on a rank outside the group."""
     world.Barrier()
     world.Barrier()
     return world.allgather("")
@@ -315,7 +315,7 @@ def test_groups_that_freed_themselves_are_forgotten(default):
     dist.new_group()
 
     def are_gone():
-        gc.collect()  # the watchdog may have just had a look at an operation of one
+        gc.collect()  # the watchdog may still hold an operation of a group
         return not any(group() for group in groups)
 
     wait_until(are_gone)

@@ -48,7 +48,7 @@ OFF = {"MPIDIST_HOOKS": "0"}
 
 
 def reason_of(ended):
-    """The line with which a rank ended the job; there is exactly one."""
+    """Return the only line with which a rank ended the job."""
     lines = [line for line in ended.err.splitlines() if "ends the job: " in line]
     assert len(lines) == 1, ended.err
     return lines[0]
@@ -80,7 +80,7 @@ def test_a_process_without_a_launcher_is_left_alone(tmp_path):
 )
 @pytest.mark.parametrize("launcher", ["mpiexec", "run"])
 def test_hooks_can_be_turned_off(tmp_path, launcher, source, env):
-    if launcher == "run":  # it sets a hook of its own before the script begins
+    if launcher == "run":  # this launcher sets a hook before the script begins
         ended = run_job(tmp_path, ("-n", "2"), source, env=env)
     else:
         ended = run_ranks(tmp_path, 2, source, env=env)

@@ -1,4 +1,4 @@
-"""``mpidist run`` on real ranks: what it passes on, and how it ends a job that fails."""
+"""``mpidist run`` on real ranks: forwarded signals and arguments, and the end of failing jobs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ WAIT = "time.sleep(60)\n"
 
 
 class Job:
-    """A running ``mpidist run`` with a script in a folder of its own."""
+    """A running ``mpidist run`` with a script in a separate folder."""
 
     started: ClassVar[list] = []
 
@@ -48,7 +48,7 @@ class Job:
         self.started.append(self)
 
     def up(self, ranks):
-        """Wait until the ranks have said that they are up; their process numbers."""
+        """Wait until the ranks have reported that they are up. Return their process ids."""
         deadline = time.monotonic() + 30
         paths = [self.folder / f"up-{rank}" for rank in range(ranks)]
         while not all(path.exists() for path in paths):
@@ -58,7 +58,7 @@ class Job:
         return [int(path.read_text()) for path in paths]
 
     def end(self, timeout_s=30.0):
-        """Wait for the end, see that nothing is left, and give the status."""
+        """Wait for the end, check that nothing remains, and return the exit status."""
         try:
             self.out, self.err = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ def test_killed_before_mpi_starts(tmp_path, victim):
 
 
 def kill_at_random(folder, seed):
-    """Kill a rank at a random moment of its start and life."""
+    """Kill a rank at a random moment of its start or run."""
     rng = random.Random(seed)
     victim, delay = rng.randrange(3), rng.uniform(0.0, 0.6)
     kill = f"import threading\nif RANK == {victim}:\n    threading.Timer({delay}, os.kill, (os.getpid(), 9)).start()\n"  # noqa: E501
@@ -295,7 +295,7 @@ def test_script_that_does_not_start(tmp_path):
 
 
 def test_the_reason_that_a_rank_wrote(tmp_path):
-    # The ranks go on waiting: the launcher is not told, so the command itself must end the job.
+    # The ranks keep waiting, and MPI's launcher knows of no failure, so the command ends the job.
     script = WORLD + (
         "if RANK == 1:\n"
         "    facts = dict(rank=1, pid=os.getpid(), host='h', job='worker', task=1, exit_code=4,\n"
@@ -322,7 +322,7 @@ def test_an_interrupt_after_a_failure(tmp_path):
         "    path.with_suffix('.new').rename(path)\n"
         "    tell()\n"
     )
-    # Rank 1 is up when its record is there.
+    # Rank 1 is up when its record exists.
     script = script.replace("barrier()\ntell()\n", "barrier()\nif RANK == 0: tell()\n")
     job = Job(tmp_path, script + WAIT, "--worker", "2")
     job.up(2)
@@ -353,7 +353,7 @@ def test_interrupted_twice(tmp_path):
 
 
 def test_a_signal_that_the_ranks_know(tmp_path):
-    """What batch systems send some time before the end, for a last checkpoint."""
+    """Forward a signal that the ranks handle. Batch systems send one before the time limit."""
     catch = """
 times = []
 signal.signal(signal.SIGUSR1, lambda *_: times.append(1))
@@ -463,9 +463,9 @@ def test_timeout(tmp_path):
     )
 
 
-@pytest.mark.alone  # the next job would remove what this looks for
+@pytest.mark.alone  # the next job would remove the leftovers
 def test_nothing_outlives_a_killed_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # it can no longer remove its folder
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed command leaves its folder
     before = shared_files()
     job = Job(tmp_path, WORLD + WAIT, "-n", "2")
     job.up(2)
@@ -473,8 +473,8 @@ def test_nothing_outlives_a_killed_command(tmp_path, monkeypatch):
     job.process.communicate(timeout=10)
     assert remaining(str(tmp_path), END_S) == []
     assert list(tmp_path.glob("mpidist-run-*"))
-    # The next command removes the folder. MPICH leaves a file in /dev/shm if the runtime, which
-    # this script does without, does not remove the name.
+    # The next command removes the folder. MPICH leaves a file in /dev/shm unless its runtime
+    # removes the name, and this script has no runtime.
     assert Job(tmp_path, "pass", "-n", "1").end() == 0
     assert not list(tmp_path.glob("mpidist-run-*"))
     for name in abandoned(before):

@@ -17,7 +17,7 @@ HOST = socket.gethostname()
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that runs three ranks on the hosts that are given."""
+    """Provide a function that runs three ranks on the given hosts."""
     path = tmp_path / "script.py"
     path.write_text(PROGRAM)
 

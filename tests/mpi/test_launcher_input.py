@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-# One write a line: what print() writes in two parts may mix with the lines of other ranks.
+# One write per line: print() may write two parts, which can mix with lines of other ranks.
 SAY = "say = lambda text: os.write(1, f'{text}\\n'.encode())\n"
 RUN = [sys.executable, "-m", "mpidist", "run"]
 WORLD = "import os, sys\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n" + SAY
@@ -25,7 +25,7 @@ JOB_S = 60
 
 @pytest.fixture
 def command(tmp_path):
-    """A function that gives the words which run a source on ranks."""
+    """Provide a function that returns the command to run a source on ranks."""
 
     def make(source, *words):
         path = tmp_path / "script.py"
@@ -149,7 +149,7 @@ def test_rank_0_reads_a_terminal(command):
 def test_a_terminal_that_another_process_reads(command):
     words = command(READ, "-n", "2", "--stdin")
     pid, ours = pty.fork()
-    if pid == 0:  # the shell gives the terminal to itself, and not to its background job
+    if pid == 0:  # the shell takes the terminal from its background job
         script = 'set -m; "$@" & wait $!; echo "status $?"'
         os.execvp("bash", ["bash", "-c", script, "bash", *words])
     text = b""

@@ -1,4 +1,4 @@
-"""Programs under ``mpidist run``: what they see, and what the job says when a rank fails."""
+"""Programs under ``mpidist run``: their environment, and the report of a failing rank."""
 
 import json
 import os
@@ -72,7 +72,7 @@ sys.excepthook = hook
 EXITING_HOOK = "sys.excepthook = lambda *_: sys.exit(4)\n"
 INTERRUPTED_HOOK = "sys.excepthook = lambda *_: [os.kill(os.getpid(), 2), sum(range(1000))]\n"
 SHADOWED = "import socket, json\nsocket.gethostname = json.dump = None\n"
-# Those that the script itself makes difficult.
+# Ends that the script itself makes difficult.
 HARD_ENDS = {
     "KeyboardInterrupt": ("raise KeyboardInterrupt", *INTERRUPTED),
     "a subclass of it": ("class Stop(KeyboardInterrupt): pass\nraise Stop", *INTERRUPTED),
@@ -108,7 +108,7 @@ def last_line(ended):
 
 
 def others_wait(start):
-    """Return what the other ranks do after the failure of rank 1."""
+    """Return the code of the other ranks after the failure of rank 1."""
     if start == "mpi4py alone":
         return "MPI.COMM_WORLD.barrier()\n"
     return "import mpidist\nmpidist.init_process_group()\nmpidist.barrier()\n"
@@ -165,7 +165,7 @@ longer = np.zeros(6 if group.rank() == 1 else 3)
     ids=["all_reduce", "recv"],
 )
 def test_the_operation_in_which_mpi_finds_a_longer_message_is_named(tmp_path, call, operation):
-    """MPICH ends the process in the collective, without an exception."""
+    """Name the operation, although MPICH ends the process there without an exception."""
     ended = run_job(tmp_path, ("-n", "2"), LONGER + call, env={"MPIDIST_DEBUG": "off"})
     assert ended.status == 1
     assert last_line(ended).startswith("mpidist run: rank "), ended.err

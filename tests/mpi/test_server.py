@@ -1,4 +1,4 @@
-"""Servers of a cluster on real ranks: start, join, stop, and what they say when it goes wrong."""
+"""Servers of a cluster on real ranks: start, join, stop, and error messages."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ def test_life(world):
     with pytest.raises(errors.FailedPreconditionError, match="is not running"):
         _ = server.endpoint
     server.start()
-    server.start()  # does nothing
+    server.start()  # no effect
     during = Server.current()
     with pytest.raises(errors.AlreadyExistsError, match=f"has a Server already: {server.target}"):
         Server(spec, job, task)
@@ -69,7 +69,7 @@ def test_targets(world, protocol, scheme):
 
 @pytest.mark.ranks(3)
 def test_addresses_of_another_kind(world):
-    """Ranks are learnt from what the tasks say of themselves, in any order."""
+    """Learn the ranks from the announcements of the tasks, in any order."""
     spec = ClusterSpec({"worker": {3: "a:2222", 5: "b:2222"}, "ps": ["c:2222"]})
     job, task = [("worker", 5), ("ps", 0), ("worker", 3)][world.rank]
     with Server(spec, job, task) as server:
@@ -129,7 +129,7 @@ def test_join_ends_when_the_others_are_done_or_wait_themselves(world):
         else:
             joined = threading.Thread(target=server.join)
             joined.start()
-            world.Barrier()  # the worker is still there: nobody returns before it leaves
+            world.Barrier()  # the worker is still up, so no join returns yet
             joined.join(LIMIT_S)
             assert not joined.is_alive()
 
@@ -143,7 +143,7 @@ def test_stop_ends_join(world):
     joined.start()
     world.Barrier()
     if world.rank == 0:
-        server.stop()  # nobody has left yet: nothing else ends this join
+        server.stop()  # no worker has left yet, so only stop() ends this join
         joined.join(LIMIT_S)
     world.Barrier()
     joined.join(LIMIT_S)

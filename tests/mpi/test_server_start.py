@@ -1,4 +1,4 @@
-"""What keeps the Servers of a cluster from starting on real ranks, and what does not."""
+"""Conditions under which the Servers of a cluster start on real ranks, or refuse to start."""
 
 import gc
 import threading
@@ -18,12 +18,12 @@ from strategy import ParameterServerStrategy, get_variable
 
 @pytest.fixture
 def world(world):
-    start_world()  # collective: not where a test has some ranks wait for others
+    start_world()  # collective, so no test may run it on some ranks only
     return world
 
 
 def by_rank(count):
-    """A cluster of the first ranks."""
+    """Return a cluster of the first ``count`` ranks."""
     return counted({"worker": count}, start_world().hosts[:count])
 
 
@@ -33,7 +33,7 @@ def wait_until(condition):
 
 
 def wait_for_hello(rank, spec):
-    """Serve the inbox of this rank until another rank has begun to start a Server of a cluster."""
+    """Serve the inbox until another rank has begun to start a Server of a cluster."""
     digest, states = spec.digest(), membership_inbox().states
     wait_until(lambda: any(state.cluster_digest == digest for state in states[rank]))
 
@@ -93,7 +93,7 @@ def test_two_tasks_of_a_job_at_one_address(world):
 
 @pytest.mark.ranks(2)
 def test_a_rank_with_two_tasks_that_starts_as_the_ps(world):
-    """The script of rank 0 has the worker; its ps runs beside it."""
+    """Refuse to start a ps on rank 0, because its script has the worker."""
     hosts = start_world().hosts
     spec = ClusterSpec(
         {"ps": [f"{hosts[0]}:0"], "worker": [f"{h}:{r}" for r, h in enumerate(hosts)]}
@@ -129,7 +129,7 @@ def test_the_number_of_the_rank_is_in_use(world):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("first", ["those who need nobody", "who needs them"])
 def test_a_cluster_that_counts_on_ranks_of_another(world, first):
-    """Two ranks believe in a cluster of two and start; the third believes in one of three."""
+    """Start two ranks with a spec of two tasks, and the third with a spec of three."""
     if world.rank < 2:
         if first == "who needs them":
             wait_until(lambda: membership_inbox().states[2])
@@ -147,14 +147,14 @@ def test_a_cluster_that_counts_on_ranks_of_another(world, first):
             world.Barrier()
         world.Barrier()
         assert took_s < 10
-    # What they have said of the clusters that were is forgotten.
+    # The states of the earlier clusters are forgotten.
     with Server(by_rank(3), "worker", world.rank):
         world.Barrier()
 
 
 @pytest.mark.ranks(3)
 def test_a_rank_of_a_cluster_of_its_own_is_missed(world):
-    """Two ranks wait for the third, which believes that it is alone."""
+    """Report the third rank, which starts a separate cluster, to the two waiting ranks."""
     if world.rank == 2:
         alone = counted({"worker": 1}, [start_world().host], 2)
         with Server(alone, "worker", 0):
@@ -172,7 +172,7 @@ def test_a_rank_of_a_cluster_of_its_own_is_missed(world):
 
 @pytest.mark.ranks(3)
 def test_specs_that_differed_before_a_rank_came(world):
-    """Two ranks have found it out, and have given up, when the third starts."""
+    """Start the third rank after two ranks have found the difference and have given up."""
     spec = ClusterSpec({"worker": ["a:1", "b:1", "c:2" if world.rank == 1 else "c:1"]})
     if world.rank == 2:
         world.Barrier()
@@ -181,7 +181,7 @@ def test_specs_that_differed_before_a_rank_came(world):
     if world.rank < 2:
         world.Barrier()
     world.Barrier()
-    # And all may try again, some later than others.
+    # All ranks may try again, some later than others.
     if world.rank == 2:
         wait_for_hello(0, by_rank(3))
     with Server(by_rank(3), "worker", world.rank) as server:
@@ -197,7 +197,7 @@ def test_ranks_that_claim_one_task_before_another_does(world, monkeypatch):
     if world.rank < 2:
         world.Barrier()
     world.Barrier()
-    # Who tries again is believed, also where somebody else is late.
+    # A second attempt is accepted, even if another rank is late.
     spec = by_rank(3)
     if world.rank == 0:
         monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
@@ -210,7 +210,7 @@ def test_ranks_that_claim_one_task_before_another_does(world, monkeypatch):
 
 @pytest.mark.ranks(3)
 def test_clusters_beside_each_other(world, monkeypatch):
-    """One of rank 0, and one of the others, whose addresses do not say so."""
+    """Start one cluster on rank 0 and another on the other ranks. Addresses do not name ranks."""
     monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
     if world.rank == 0:
         with Server(by_rank(1), "worker", 0):
@@ -233,7 +233,7 @@ def test_clusters_beside_each_other(world, monkeypatch):
 
 @pytest.mark.ranks(3)
 def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
-    """The third rank is early: the others are still in a cluster without it."""
+    """Start the third rank early, while the others are still in a cluster without it."""
     monkeypatch.setattr(membership, "_PATIENCE_S", LIMIT_S)
     if world.rank < 2:
         with Server(by_rank(2), "worker", world.rank) as server:
@@ -246,7 +246,7 @@ def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
 
 @pytest.mark.ranks(3)
 def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
-    """Where addresses do not say which ranks are meant, all ranks get them."""
+    """Send hellos to all ranks, because the addresses name no ranks."""
     monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
     if world.rank < 2:
         with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank) as server:
@@ -261,7 +261,7 @@ def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
 
 @pytest.mark.ranks(2)
 def test_two_threads_start_one_server(world):
-    """Rank 1 comes late, so that both threads of rank 0 are in start() at the same time."""
+    """Start rank 1 late, so that both threads of rank 0 are in start() at the same time."""
     server = Server(by_rank(2), "worker", world.rank, start=False)
     started = []
 
@@ -286,7 +286,7 @@ def test_two_threads_start_one_server(world):
 
 @pytest.mark.ranks(2)
 def test_a_server_without_a_name_stays_started_until_it_is_stopped(world):
-    """A strategy finds it, and the next Server starts once it is stopped, and not before."""
+    """Let a strategy find the Server. The next Server starts only after this one stops."""
     spec = spec_of(world, 1)
     values, refused = [], []
     for _ in range(3):

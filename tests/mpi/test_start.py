@@ -1,4 +1,4 @@
-"""While ranks start MPI: those that wait say so, and end the job if one can never come."""
+"""The start of MPI: waiting ranks report it, and end the job if a rank can never come."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ HELLO = "import mpidist as dist; print(dist.init_process_group().size())"
 
 @pytest.fixture
 def hello():
-    """Runs a rank as another library's mpiexec would start it: gives status, output, errors."""
+    """Provide a runner of one rank as another library's mpiexec would start it."""
     mpich = find_launcher().vendor.name == "mpich"
     names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK") if mpich else ("PMI_SIZE", "PMI_RANK")
 

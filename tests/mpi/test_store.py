@@ -1,4 +1,4 @@
-"""Stores between ranks: one that a rank holds, and one in a file."""
+"""Stores between ranks: one in the memory of a rank, and one in a file."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,7 @@ SHARED = pytest.mark.ranks(1, 2, 3, 4)
 
 @pytest.fixture
 def held(world):
-    """The store of the last rank, which is there before others call and while they do."""
+    """Provide a store on the last rank, which lives during the calls of all other ranks."""
     store = MPIStore(LIMIT_S, rank=world.size - 1)
     world.Barrier()
     yield store
@@ -58,7 +58,7 @@ def store(request):
 @SHARED
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_case(world, held, case):
-    case(PrefixStore(f"of rank {world.rank}", held))  # all at once
+    case(PrefixStore(f"of rank {world.rank}", held))  # all at the same time
 
 
 @pytest.mark.ranks(1, 2)
@@ -136,10 +136,10 @@ def test_64_mib(world, held):
     if world.rank == 0:
         held.set("large", value)
     got = [held.get("large")]
-    world.Barrier()  # before anybody changes it
+    world.Barrier()  # before any rank changes the value
     got.append(held.compare_set("large", value, "small"))
     same = [got[0] == value, got[1] in (b"small", value)]
-    assert same == [True, True]  # to show 64 MiB would take minutes
+    assert same == [True, True]  # a failure would take minutes to print 64 MiB
 
 
 @pytest.mark.ranks(2)
@@ -169,7 +169,7 @@ def test_what_a_lost_rank_waited_for(world, held):
         store_server()._on_peer_lost("rank 1")
         store_server()._on_peer_lost("rank 0")
         assert store_server().num_waiting == 0
-        world.Barrier()  # closing a part ends its waits, too
+        world.Barrier()  # a closed part ends its waits, too
 
 
 @pytest.mark.ranks(2)
@@ -190,7 +190,7 @@ def test_a_store_that_is_closed_while_it_waits_takes_nothing(world, held):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_an_element_is_given_or_kept(world, held):
-    """Those who give up while elements come lose none."""
+    """Check that no element is lost if readers time out while elements come."""
     part = held.clone()
     part.set_timeout(0.001)
     taken = []
@@ -237,7 +237,7 @@ def test_the_holder_closes(world):
 @pytest.mark.ranks(2, own_launch=True)
 def test_a_holder_that_is_made_later(world):
     number = world.size - 1
-    mpi.world()  # MPI is started together
+    mpi.world()  # MPI must be started on all ranks together
     if world.rank != number:
         store = MPIStore(LIMIT_S, rank=number)
         (value,) = in_threads(lambda: [world.send("asked", number), store.get("a")][1])

@@ -1,4 +1,4 @@
-"""Making strategies and variables on a cluster: what must agree, and who says so if it does not."""
+"""Creation of strategies and variables on a cluster: required agreement, and its errors."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from strategy.creation import Use
 
 
 def in_turn(workers, strategy, first, second):
-    """The second worker acts after the first has; what each gave."""
+    """Run ``first`` on worker 0, then ``second`` on worker 1. Return worker index and result."""
     result = first() if strategy.worker_index == 0 else None
     workers.barrier()
     if strategy.worker_index == 1:
@@ -96,7 +96,7 @@ def test_global_step_counts_the_pushes_of_all(world):
         workers.barrier()
         for _ in range(40 + strategy.worker_index):
             optimizers.SGD().apply_gradients([(np.zeros(3), v)])
-        strategy.global_step.read_value()  # this worker's own have been applied
+        strategy.global_step.read_value()  # this worker's own pushes have been applied
         workers.barrier()
         facts = (strategy.worker_index, strategy.num_workers, strategy.is_chief)
         return facts, int(strategy.global_step), strategy.num_replicas_in_sync

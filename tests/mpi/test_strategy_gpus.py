@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "train_digits.py"
 SIZES = [5, 4096, (1 << 18) + 5]  # staged from 4096 on
 
-# The main job where CuPy is the stand-in.
+# The main job with the stand-in for CuPy.
 ON_STAND_IN = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
@@ -119,7 +119,7 @@ def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(world, xp, transpo
 
 @pytest.mark.ranks(2)
 def test_readers_of_a_variable_on_a_gpu_see_whole_versions(world, xp):
-    """Of another process than the one whose GPU writes."""
+    """Read in one process while the GPU of another process writes."""
 
     def train(strategy, workers):
         size = 3 * (1 << 18) + 5

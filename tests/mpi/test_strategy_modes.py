@@ -1,4 +1,4 @@
-"""Workers that wait for each other: what they train, bit for bit, and how far they get."""
+"""Workers that wait for each other: bitwise equal results, and bounded lead."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ BATCH = 32
 
 
 def digits_job():
-    """The functions of the main job, its data, and its first weights."""
+    """Return the gradient function of the main job, its data, and its first weights."""
     import train_digits
 
     training, _ = train_digits.load_data()
@@ -37,7 +37,7 @@ def micro_batch(training, worker, step):
 
 
 def mean(gradients):
-    """In the order of the workers, as it is said to be."""
+    """Return the mean, summed in the documented order of the workers."""
     total = gradients[0]
     for one in gradients[1:]:
         total = total + one
@@ -82,7 +82,7 @@ def test_the_digits_job_in_step_is_that_of_one_process(world, transport):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_steps_do_without_a_slow_worker(world, transport):
-    """Two make all the steps while the third is still at its first."""
+    """Let two workers complete all steps while the third is in its first step."""
 
     def train(strategy, workers):
         with strategy.scope():
@@ -114,7 +114,7 @@ def test_steps_do_without_a_slow_worker(world, transport):
 @pytest.mark.ranks(3, 4)
 @pytest.mark.parametrize("bound", [0, 2])
 def test_nobody_gets_too_far_ahead(world, bound):
-    """A worker sees at least what the others pushed up to ``bound`` steps ago."""
+    """Check that a worker sees all pushes of the others up to ``bound`` steps ago."""
 
     def train(strategy, workers):
         with strategy.scope():
@@ -128,7 +128,7 @@ def test_nobody_gets_too_far_ahead(world, bound):
             assert (now.min(axis=1) == now.max(axis=1)).all()
             assert -now[strategy.worker_index, 0] == step
             seen.append(-now[:, 0] - step)
-            time.sleep(random.choice([0, 0, 0.01]))  # slow now and then
+            time.sleep(random.choice([0, 0, 0.01]))  # slow at random
             optimizers.SGD(1.0).apply_gradients([(own, counts)])
         strategy.finish()
         workers.barrier()
@@ -147,7 +147,7 @@ def test_nobody_gets_too_far_ahead(world, bound):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_sums_in_parts_are_exact(world, transport, dtype):
-    """Workers push known sums, whole and by rows, into variables divided in every way."""
+    """Push known sums, whole and by rows, into variables divided in every way."""
     ps = 1 if world.size == 2 else 2
     shape = (601, 7, 5)
     ways = {

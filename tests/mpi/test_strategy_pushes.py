@@ -1,4 +1,4 @@
-"""What workers push: the sums, the versions, the global step, over every transport."""
+"""Pushes of workers: sums, versions and the global step, over every transport."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from _cases.clusters import on_cluster
 from mpidist import errors
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 
-# Elements of float32: one, a message's worth, the first that is staged, a block, several blocks.
+# Elements of float32: one, one message, the smallest staged array, a block, several blocks.
 SIZES = (1, 1000, 4095, 4096, 1 << 18, (5 << 18) + 3)
 TRANSPORTS = ("shared", "rma", "p2p")
 
@@ -17,7 +17,7 @@ def gradient(step, size, dtype=np.float32):
 
 
 def adam(params, grads, rate):
-    """Kingma and Ba, section 2, as it is written there, in float64."""
+    """Apply Adam in float64, as in Kingma and Ba, section 2."""
     m, v = 0.0, 0.0
     for t, g in enumerate(grads, 1):
         g = g.astype(np.float64)
@@ -90,7 +90,7 @@ def test_sums_of_all_workers_are_exact(world, ps, transport):
             grads = [rng.integers(-9, 10, size).astype(np.float32) for size in SIZES]
             waiting.append(sgd.apply_gradients(zip(grads, variables, strict=True)))
             for grad in grads:
-                grad[:] = np.nan  # it may be used again when the call has returned
+                grad[:] = np.nan  # the caller may reuse the array after the call
         staleness = [applied.result(60).staleness for applied in waiting]
         workers.barrier()
         values = [variable.read_value() for variable in variables]
@@ -133,7 +133,7 @@ def test_versions_and_staleness(world, transport):
             seen += [sgd.apply_gradients(both).result() for _ in range(3)]
         workers.barrier()
         if strategy.worker_index == 0:
-            # Computed from version 1, applied to version 4; its own pushes do not count.
+            # Computed from version 1, applied to version 4. The worker's own pushes do not count.
             seen += [sgd.apply_gradients(both).result() for _ in range(2)]
             small.read_value()
             large.read_value()
@@ -192,7 +192,7 @@ def test_gradients_in_any_layout_and_dtype(world):
         cases = {
             "reversed": base[::-1, ::-1].astype(np.float32),
             "fortran": np.asfortranarray(base, np.float32),
-            "strided": np.repeat(base, 2, axis=1)[:, ::2],  # int64, becomes float32
+            "strided": np.repeat(base, 2, axis=1)[:, ::2],  # int64, converted to float32
             "double": base.astype(np.float64),
             "half": base.astype(np.float16),
         }
@@ -256,7 +256,7 @@ def test_what_is_under_way_is_applied_before_a_worker_leaves(world, transport):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_small_pushes_after_large_ones(world, transport):
-    """A small message may overtake a large one; the changes must keep their order."""
+    """Keep the order of changes, although a small message may overtake a large one."""
     large, rounds = (5 << 18) + 3, 15
 
     def train(strategy, workers):
@@ -282,7 +282,7 @@ def test_small_pushes_after_large_ones(world, transport):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_strategies_of_a_worker(world, transport):
-    """Each strategy numbers its own pushes."""
+    """Number the pushes of each strategy separately."""
     sizes, rounds = (3, 4096, (1 << 18) + 5), 6
 
     def train(strategy, workers):
@@ -315,7 +315,7 @@ def test_two_strategies_of_a_worker(world, transport):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_rows_that_all_workers_change_add_up(world, transport):
-    """Whole numbers, whose sums are exact in whatever order; row 0 and the last by all."""
+    """Push whole numbers with exact sums. All workers change row 0 and the last row."""
     steps, count, width = 20, 5000, 16
 
     def slices(worker, step):

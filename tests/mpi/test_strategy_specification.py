@@ -1,7 +1,7 @@
-"""What the specification says of ParameterServerStrategy, sentence by sentence.
+"""The specification of ParameterServerStrategy, sentence by sentence.
 
-Of its members, those that end in ``_dyn``, ``PythonObject`` and ``IParameterServerStrategy`` belong
-to another language's binding. The cluster of TF_CONFIG is a resolver's.
+The members that end in ``_dyn``, ``PythonObject`` and ``IParameterServerStrategy`` belong to the
+binding of another language. A resolver reads the cluster of TF_CONFIG.
 """
 
 import warnings
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.ranks(4)
 
 
 def on_two_workers(world, train, **options):
-    """Two ps tasks and two workers of two replicas."""
+    """Run a function on two ps tasks and two workers of two replicas."""
     return on_cluster(world, 2, train, num_replicas_per_worker=REPLICAS, **options)
 
 
 def test_without_a_cluster_it_is_local_training(world):
-    """Variables are on the local CPU, and no process but this one takes part."""
+    """Keep variables on the local CPU. No other process takes part."""
     if world.rank:
         return
     strategy = ParameterServerStrategy()
@@ -53,7 +53,7 @@ def test_without_a_cluster_it_is_local_training(world):
     ],
 )
 def test_an_evaluator_runs_the_script_of_the_workers(world, ps, options):
-    """It is a cluster of its own, where options that need other tasks have no effect."""
+    """Run an evaluator as a cluster of its own. Options that need other tasks have no effect."""
     tasks = spec_of(world, ps).as_dict()
     spec = ClusterSpec({**tasks, "evaluator": [tasks["worker"].pop()]})
     job, task = spec.task_of(world.rank)
@@ -73,7 +73,7 @@ def test_an_evaluator_runs_the_script_of_the_workers(world, ps, options):
 
 
 def test_variables_and_their_updates_are_on_parameter_servers(world):
-    """Operations are on workers; all workers agree on which server has which variable."""
+    """Run operations on workers. All workers agree on the server of each variable."""
 
     def train(strategy, workers):
         strategy.run(lambda: [get_variable(name, 10, initializer=0.0) for name in "abcd"])
@@ -96,7 +96,7 @@ def test_variables_and_their_updates_are_on_parameter_servers(world):
 
 
 def test_operations_are_replicated_and_variables_are_not(world):
-    """Replicas get the same variable from get_variable; a worker's replicas are its alone."""
+    """Share the variables of get_variable between replicas. A worker has its own replicas."""
 
     def train(strategy, workers):
         def step():
@@ -119,15 +119,18 @@ def test_operations_are_replicated_and_variables_are_not(world):
 
 
 def test_one_update_for_all_replicas_and_workers_by_themselves(world):
-    """A worker computes a single gradient update across its replicas, in step; workers proceed
-    asynchronously; what happens once, such as the global step, does so once on every worker."""
+    """Compute a single gradient update across the replicas of a worker, in step.
+
+    Workers proceed asynchronously. Operations that happen once, such as the increment of
+    the global step, happen once on every worker.
+    """
     steps = 7
 
     def train(strategy, workers):
         with strategy.scope():
             v = get_variable("v", 4, np.float64, 0.0)
         optimizer = optimizers.SGD(1.0)
-        count = steps if strategy.is_chief else 2 * steps  # nobody waits for the other
+        count = steps if strategy.is_chief else 2 * steps  # no worker waits for the other
 
         def step():
             replica = get_replica_context().replica_id_in_sync_group
@@ -147,7 +150,7 @@ def test_one_update_for_all_replicas_and_workers_by_themselves(world):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_call_for_each_replica(world, replicas):
-    """Also where there is one replica only."""
+    """Call a function for each replica, even if there is only one."""
 
     def train(strategy, workers):
         call = strategy.call_for_each_replica
@@ -160,7 +163,7 @@ def test_call_for_each_replica(world, replicas):
 
 
 def test_device_scopes_do_not_move_variables(world):
-    """They are merged with the replica's device for operations."""
+    """Merge device scopes with the replica's device for operations only."""
 
     def train(strategy, workers):
         with strategy.scope(), strategy.device("CPU:1") as device:
@@ -176,7 +179,7 @@ def test_device_scopes_do_not_move_variables(world):
 
 
 def test_colocation(world):
-    """A colocation scope warns; extended.colocate_vars_with places variables together."""
+    """Warn about a colocation scope. Only extended.colocate_vars_with places variables together."""
 
     def train(strategy, workers):
         with strategy.scope():

@@ -1,4 +1,4 @@
-"""What a job leaves for onlookers: its numbers in the run folder, and a timeline."""
+"""Records of a job for observers: its counters in the run folder, and a timeline."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_numbers_and_timelines(tmp_path):
     for worker in workers:
         assert worker["steps"] == 20
         assert worker["in_bytes"] == 21 * nbytes
-        assert 20 * nbytes <= worker["out_bytes"] < 22 * nbytes  # and the global step
+        assert 20 * nbytes <= worker["out_bytes"] < 22 * nbytes  # plus the global step
     assert served["queued"] == 0
     assert served["steps"] >= 40
     assert served["in_bytes"] >= 40 * nbytes

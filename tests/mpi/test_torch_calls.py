@@ -1,4 +1,4 @@
-"""Calls that users of torch.distributed make, with the meaning that they have there."""
+"""Calls of torch.distributed users, with the same meaning here."""
 
 import sys
 import threading
@@ -52,7 +52,7 @@ def test_a_root_that_is_missing(default, call, async_op):
 
 @pytest.mark.ranks(2)
 def test_roots_that_torch_has_by_default(default):
-    """Rank 0, of these alone."""
+    """Use rank 0 as the default root of these calls only."""
     rank, size = dist.get_rank(), dist.get_world_size()
     gathered = [np.zeros(2) for _ in range(size)] if rank == 0 else None
     dist.gather(np.full(2, float(rank)), gathered)
@@ -70,7 +70,7 @@ def test_roots_that_torch_has_by_default(default):
 
 
 def begun(name, rank, size, length):
-    """A collective that has begun, and the arrays that its result is to be."""
+    """Start a collective. Return its Work, and its output arrays."""
     array, output, whole = np.ones(length), np.zeros(length), np.zeros(length * size)
     parts = [np.zeros(length) for _ in range(size)]
     given = [np.ones(length) for _ in range(size)]
@@ -133,7 +133,7 @@ def test_the_result_of_a_collective(default, name, length):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_collectives_on_one_array(default):
-    """By the names that torch 2.13 gives them, and by the older ones."""
+    """Call collectives by the names of torch 2.13, and by the older names."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for gather, reduce in (
         (dist.all_gather_single, dist.reduce_scatter_single),
@@ -159,7 +159,7 @@ def test_collectives_on_one_array_outside_a_group(default):
 
 
 def frames(call, array):
-    """The number of Python frames that a call enters; the least of several calls."""
+    """Return the number of Python frames that a call enters (the minimum of several calls)."""
     counts = []
     for _ in range(5):
         entered = []

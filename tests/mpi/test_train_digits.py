@@ -1,4 +1,4 @@
-"""The main job: it learns, it goes on where it was, and it ends well whatever is done to it."""
+"""The main job: it learns, it resumes, and it ends cleanly after every accident."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def train(*words, launcher=(), timeout_s=120):
-    """Run the script to its end; what it printed."""
+    """Run the script to its end and return its output."""
     command = [*launcher, *words, "--quiet"]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT
@@ -85,7 +85,7 @@ def test_learns_and_resumes(layout, arguments, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     steps = [point["step"] for point in results["curve"]]
     assert steps == sorted(steps)
-    assert results["step"] == 15 * 45  # 1,437 images in batches of 32, whoever took them
+    assert results["step"] == 15 * 45  # 1,437 images in batches of 32, on any worker
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     train(*words, "--epochs", "17", "--resume", launcher=run_command(*layout))
     resumed = json.loads((tmp_path / "results.json").read_text())
@@ -126,7 +126,7 @@ def test_resume_without_a_checkpoint_says_so(tmp_path):
 
 
 class Accident:
-    """A run of the main job that will not end well."""
+    """A run of the main job that fails."""
 
     def __init__(self, folder, what, rank, delay):
         self.folder, self.what, self.rank = folder, what, rank
@@ -145,7 +145,7 @@ class Accident:
         )  # fmt: skip
         if what not in own:
             self.wait_for_checkpoint()
-            # The moment is what is drawn at random here; nothing waits for this sleep.
+            # This sleep sets the random moment of the accident. Nothing waits for it.
             time.sleep(delay)
             if what == "kill":
                 os.kill(self.pids()[rank], signal.SIGKILL)
@@ -164,7 +164,7 @@ class Accident:
         return {r["rank"]: r["pid"] for r in (json.loads(p.read_text()) for p in records)}
 
     def end(self):
-        """Wait for the end; seconds it took, and what was printed."""
+        """Wait for the end. Return the seconds that it took, and the error output."""
         begin = time.monotonic()
         pids = {}
         if self.what in ("exit", "raise"):
@@ -189,7 +189,7 @@ def alive(pid):
 
 
 def check_restores(checkpoints):
-    """The last checkpoint is whole: every weight is there, finite, with its slots."""
+    """Check that the last checkpoint is complete: every weight is finite and has its slots."""
     latest = ParameterServerStrategy.latest_checkpoint(str(checkpoints))
     files = json.loads((Path(latest) / "index.json").read_text())["files"]
     tensors = {}
@@ -213,7 +213,7 @@ def suffer(what, rank, delay, folder):
     try:
         took, err = accident.end()
     finally:
-        accident.process.send_signal(signal.SIGTERM)  # does nothing to one that has ended
+        accident.process.send_signal(signal.SIGTERM)  # no effect on an ended process
     last = err.strip().splitlines()[-1].lstrip("\0")
     assert took < END_S, (took, err)
     assert last.startswith("mpidist run: "), err

@@ -1,7 +1,7 @@
-"""The main job uses every image once an epoch, in one order, whatever ends it.
+"""The main job uses every image once an epoch, in one order, after any interruption.
 
-Each worker logs the images of its batches. What was used is, of each run, what came before the
-checkpoint from which the next one went on.
+Each worker logs the images of its batches. The used batches of a run are the batches before the
+checkpoint from which the next run resumes.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ PER_EPOCH = 45
 LIMIT_S = 120.0
 GONE_S = 20.0
 
-# The main job, with a log of the numbers of its batches and the rows in them. At one round one
-# worker may kill the launcher, its group and itself, so that nobody gets past the next checkpoint,
-# or wait for a file.
+# The main job, with a log of the numbers of its batches and the rows in them. In a given round,
+# one worker may wait for a file, or kill the launcher, its group and itself. After a kill, no rank
+# gets past the next checkpoint.
 LOGGED = f"""
 import json, os, signal, sys, threading, time
 from pathlib import Path
@@ -81,14 +81,14 @@ job.main()
 
 
 class Job:
-    """A training, in as many runs as it takes.
+    """A training job, in as many runs as necessary.
 
     Args:
-        folder: Of everything.
-        options: Of the script, in every run.
+        folder: Folder of all files.
+        options: Options of the script in every run.
 
     Attributes:
-        runs: Where each run began, and what its workers have logged.
+        runs: The first batch of each run, and the log of its workers.
     """
 
     def __init__(self, folder, *options):
@@ -100,26 +100,26 @@ class Job:
 
     @property
     def latest(self):
-        """The newest checkpoint, or None."""
+        """The path of the newest checkpoint, or None."""
         return ParameterServerStrategy.latest_checkpoint(str(self.checkpoints))
 
     @property
     def place(self):
-        """How many batches have been used at the newest checkpoint."""
+        """The number of used batches at the newest checkpoint."""
         if self.latest is None:
             return 0
         return json.loads((Path(self.latest) / "training.json").read_text())["batches"]
 
     def run(self, workers, data, *, accident=(), beside=None, options=()):
-        """Begin, or go on; whether the training has come to its end.
+        """Start or resume the training. Return whether it has completed.
 
         Args:
-            workers: How many.
-            data: How many data tasks.
-            accident: What befalls it: "kill" or "gate", which worker does it, in its how manieth
-                round, and seconds to wait then.
-            beside: Called at the gate.
-            options: Of the script, in this run.
+            workers: Number of workers.
+            data: Number of data tasks.
+            accident: The kind ("kill" or "gate"), the index of the worker, the number of the round,
+                and a delay in seconds.
+            beside: Function to call while the job waits at the gate.
+            options: Options of the script in this run.
         """
         logs, begin = self.folder / f"run-{len(self.runs)}", self.place
         logs.mkdir()
@@ -146,17 +146,17 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        # Nobody writes a checkpoint any more.
+        # No process writes a checkpoint any more.
         assert not remaining(str(self.folder / "logged.py"), GONE_S)
         assert process.returncode in (0, -signal.SIGKILL), out
         assert process.returncode == 0 or accident[0] == "kill", out
         lines = [line for log in logs.glob("log-*") for line in log.read_text().splitlines(True)]
-        # The last line of a worker that was killed may not be whole.
+        # The last line of a killed worker may be incomplete.
         self.runs.append((begin, dict(json.loads(line) for line in lines if line.endswith("\n"))))
         return process.returncode == 0
 
     def used(self):
-        """The rows of all batches that count, by number; each has counted once."""
+        """Return the rows of all used batches by number. Check that each batch counts once."""
         ends = [begin for begin, _ in self.runs[1:]] + [self.place]
         used = {}
         for (begin, logged), end in zip(self.runs, ends, strict=True):
@@ -167,7 +167,7 @@ class Job:
         return used
 
     def tensors(self):
-        """All that the servers hold at the newest checkpoint."""
+        """Return all tensors of the servers at the newest checkpoint."""
         return load_file(Path(self.latest) / "ps-0-of-1.safetensors")
 
 
@@ -180,7 +180,7 @@ def _wait_for(path, process):
 
 
 def check_epochs(used):
-    """Every image comes once in every epoch, in another order each time."""
+    """Check that every epoch has every image once, in a new order."""
     assert sorted(used) == list(range(EPOCHS * PER_EPOCH))
     orders = []
     for first in range(0, EPOCHS * PER_EPOCH, PER_EPOCH):
@@ -191,7 +191,7 @@ def check_epochs(used):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A training in mode sync on two workers that nothing happens to."""
+    """Run a training in mode sync on two workers without accidents."""
     job = Job(tmp_path_factory.mktemp("uninterrupted"), "--mode", "sync")
     assert job.run(2, 1)
     check_epochs(job.used())
@@ -199,19 +199,19 @@ def uninterrupted(tmp_path_factory):
 
 
 def suffer(seed, folder, uninterrupted):
-    """Kill a training twice at random moments; it is as if nothing had happened."""
+    """Kill a training twice at random moments. Expect the batches of an uninterrupted training."""
     draw = random.Random(seed)
     mode = ("sync", "async")[seed % 2]
     job = Job(folder, "--mode", mode)
     for kills_left in (2, 1, 0):
-        # Two workers that go in step get the same weights, to the last bit.
+        # In mode sync, two workers get the same weights, to the last bit.
         workers = 2 if mode == "sync" else draw.randint(1, 3)
         rounds = (EPOCHS * PER_EPOCH - job.place) // workers
         moment = (draw.randrange(workers), draw.randrange(max(rounds, 1)), draw.uniform(0, 0.05))
         if job.run(workers, draw.randint(1, 2), accident=("kill", *moment) if kills_left else ()):
             break
     assert job.used() == uninterrupted.used()
-    for _, logged in job.runs:  # what was done in vain, too
+    for _, logged in job.runs:  # lost work, too
         assert logged.items() <= uninterrupted.used().items()
     if mode == "sync":
         expected = uninterrupted.tensors()
@@ -233,7 +233,7 @@ def test_killed_at_many_random_moments(seed, tmp_path, uninterrupted):
 
 def test_goes_on_within_an_epoch_on_other_numbers_of_workers(tmp_path, uninterrupted):
     job = Job(tmp_path)
-    # Into the middle of the first epoch, and of the second.
+    # In the middle of the first epoch, and of the second.
     assert not job.run(3, 1, accident=("kill", 0, 8, 0))
     assert not job.run(1, 2, accident=("kill", 0, 45, 0))
     assert all(begin % PER_EPOCH for begin, _ in job.runs[1:])
@@ -244,7 +244,7 @@ def test_goes_on_within_an_epoch_on_other_numbers_of_workers(tmp_path, uninterru
 def test_more_epochs_go_on_where_the_last_one_ended(tmp_path, uninterrupted):
     job = Job(tmp_path, "--mode", "sync")
     assert job.run(2, 1, options=("--epochs", "1"))
-    assert job.place == PER_EPOCH  # which two workers cannot divide
+    assert job.place == PER_EPOCH  # two workers cannot divide this number
     assert job.run(3, 1)
     assert job.used() == uninterrupted.used()
 
@@ -263,7 +263,7 @@ def test_without_a_service(tmp_path):
 
 @pytest.fixture
 def service():
-    """A dispatcher and two workers outside the world."""
+    """Start a dispatcher and two workers outside the world."""
     with (
         Command("dispatcher") as dispatcher,
         Command("worker", "--dispatcher", dispatcher.said) as first,

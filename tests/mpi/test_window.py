@@ -1,4 +1,4 @@
-"""Windows of several ranks: what goes in comes out, and what is added adds up."""
+"""Windows of several ranks: puts, gets and accumulated sums."""
 
 import itertools
 import threading
@@ -23,7 +23,7 @@ def kind(request):
 
 @pytest.fixture
 def window(world, kind):
-    """A window of 6 MiB a rank; a failure does not wait for the others to free it."""
+    """Open a window of 6 MiB per rank. After a failure, no rank waits for the others in free()."""
     window = kind(world, PART)
     yield window
     window.free()
@@ -39,7 +39,7 @@ def test_bytes_reach_every_rank(world, window, offset):
     wrong = []
     for size in SIZES:
         for target in range(world.size):
-            # All write at once, each to the rank after it.
+            # All ranks write at the same time, each to the next rank.
             if target == (world.rank + 1) % world.size:
                 window.put(target, offset, pattern(size, target))
         world.Barrier()
@@ -81,7 +81,7 @@ def test_concurrent_sums(world, window, name):
 @pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
 def test_sums_of_small_integers_wrap(world, window, dtype):
-    """As NumPy's do, at every length; vector instructions of some MPI libraries saturate."""
+    """Wrap like NumPy at every length. Vector code of some MPI libraries saturates instead."""
     bounds, counts, sums = np.iinfo(dtype), (*range(71), 1000, (1 << 20) + 5), []
     data = [np.resize([bounds.max, bounds.min, n + 1, 77], counts[-1]) for n in range(world.size)]
     data = [values.astype(dtype) for values in data]
@@ -118,7 +118,7 @@ def test_every_number_is_given_once(world, window):
 
 @pytest.mark.ranks(2)
 def test_threads_of_several_ranks(world, window):
-    """Each thread has bytes of its own, and all share a counter and a sum."""
+    """Use separate bytes for each thread, and a common counter and sum."""
     threads, rounds = 3, 40
     size = (1 << 20) + 1
     wrong, numbers = [], []
@@ -219,7 +219,7 @@ def test_memory_of_others_is_mapped_where_it_is_shared(world):
 
 @pytest.mark.ranks(3)
 def test_several_windows_freed_in_any_order(world, kind):
-    """The same order on all ranks, but not that in which they were made."""
+    """Free windows in the same order on all ranks, which is not the order of creation."""
     windows = [kind(world, 1 << 16) for _ in range(4)]
     for number, window in enumerate(windows):
         window.put((world.rank + 1) % world.size, 0, np.full(9, number))
@@ -243,7 +243,7 @@ def test_sizes_that_cannot_be(world, kind):
 
 @pytest.mark.ranks(1, 2)
 def test_shared_memory_is_zero_at_first(world):
-    """Also that of a rank alone, whose heap is full of what was there before."""
+    """Check zeroed memory on a single rank, too, where the heap is full of old data."""
     from mpi4py import MPI
 
     rubbish = [np.full(1 << 16, 255, np.uint8) for _ in range(50)]

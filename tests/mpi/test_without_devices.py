@@ -1,4 +1,4 @@
-"""CuPy is installed, and there is no device: host arrays know nothing of it, the rest says so."""
+"""CuPy without a device: host arrays work, and GPU features report the problem."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# As CuPy has it where there is no driver: everything fails, but for the import.
+# CuPy without a driver: the import works, and everything else fails.
 NO_DEVICE = f"""
 import sys
 sys.path.append({str(ROOT / "tests")!r})
@@ -61,7 +61,7 @@ TOLD = ("can use no GPU (cudaError35): look at nvidia-smi", "CUDA_VISIBLE_DEVICE
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a command of this Python where CuPy finds no device."""
+    """Provide a runner of Python commands with a CuPy that finds no device."""
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "cupy.py").write_text(NO_DEVICE)
     paths = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")]

@@ -1,6 +1,6 @@
-"""Tests in a Slurm of their own; see :mod:`_cases.slurm_bed`.
+"""Tests in a private Slurm cluster, see :mod:`_cases.slurm_bed`.
 
-Those in this folder need no MPI; those in ``mpi`` run under every vendor's.
+Tests in this folder need no MPI. Tests in ``mpi`` run under every vendor's MPI.
 """
 
 import textwrap
@@ -15,7 +15,7 @@ GONE_S = 10.0
 
 @pytest.fixture(scope="session")
 def bed():
-    """The nodes, for all tests."""
+    """Create the nodes for all tests."""
     found = problem()
     assert not found, f"there can be no test bed here: {found}"
     with Bed() as made:
@@ -24,7 +24,7 @@ def bed():
 
 @pytest.fixture
 def slurm(bed):
-    """The nodes; whatever a test leaves running on them is an error, and ended."""
+    """Provide the nodes. End the processes that a test leaves there, and fail the test."""
     before = shared_files()
     yield bed
     bed.await_end(GONE_S)
@@ -39,7 +39,7 @@ def slurm(bed):
 
 @pytest.fixture
 def script(tmp_path):
-    """Writes a script, the common indentation removed; gives its path."""
+    """Provide a writer of dedented scripts. The writer returns the path of the script."""
 
     def write(source, name="script.py"):
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Where Slurm's tasks are, as the resolver says it and as Slurm has placed them."""
+"""The places of Slurm's tasks: the resolver's answer against Slurm's."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Into files: srun may break long lines of different tasks into each other.
+# Tasks write to files, because srun may mix long lines of different tasks.
 TELL = """
     import json, os, sys
     from pathlib import Path
@@ -48,14 +48,14 @@ HET = """\
 
 @pytest.fixture
 def tell(script, tmp_path):
-    """The words of a task that tells what it knows."""
+    """Return the command of a task that writes its view of the cluster to a file."""
     (tmp_path / "told").mkdir()
     return [sys.executable, str(script(TELL)), str(tmp_path / "told")]
 
 
 @pytest.fixture
 def told(tmp_path):
-    """Checks what tasks have told against where they were; gives the node of each."""
+    """Provide a check of the task files. The check returns the node of each task."""
 
     def check(count):
         read = map(json.loads, (path.read_text() for path in (tmp_path / "told").iterdir()))
@@ -144,4 +144,4 @@ def test_batch_scripts_that_users_copy_are_accepted(slurm, name):
 def test_gpus_that_are_not_there_are_refused(slurm):
     script = ROOT / "scripts" / "slurm" / "gpu.sbatch"
     said = slurm.run(["sbatch", "--test-only", "--gres=gpu:3", script])
-    assert said.status != 0  # so the request for two was read
+    assert said.status != 0  # so --gres=gpu:2 of the script was read

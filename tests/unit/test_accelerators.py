@@ -1,4 +1,4 @@
-"""Which GPUs a process finds and may use."""
+"""GPUs that a process finds and may use."""
 
 import sys
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """A module pynvml that counts so many GPUs, or has no driver for None; what was called."""
+    """Return a function that fakes pynvml with a GPU count (None: no driver) and logs calls."""
     called = []
 
     def nvml(count):
@@ -70,7 +70,7 @@ def test_gpus_by_nvml(nvml, monkeypatch):
 
 
 def test_gpus_by_what_the_driver_shows(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # it is not installed
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     monkeypatch.setattr(accelerators, "_DRIVER_FOLDER", str(tmp_path / "gpus"))
     assert accelerators.visible_gpus({}) == []
     for name in ("0000:3b:00.0", "0000:af:00.0"):

@@ -1,4 +1,4 @@
-"""Any array as memory that MPI moves and reduces; the library itself is played by NumPy."""
+"""Arrays of any kind as buffers of MPI transfers and reductions. NumPy plays the MPI library."""
 
 import array
 import functools
@@ -16,7 +16,7 @@ from mpidist import ReduceOp, host_view
 from mpidist.buffers.packing import as_mpi_buffer
 from mpidist.buffers.reduce_op import WrappingSum, to_reduce
 
-# What mpi4py takes without help, in the byte order of the machine.
+# Type codes that mpi4py accepts directly, in the byte order of the machine.
 MPI_TYPES = "bBhHiIlLqQfdgFDG"
 NUMBERS = ["int8", "uint16", "int32", "int64", "uint64", "float32", "float64", "complex64"]
 WIDENED = ["float16", "bfloat16"]
@@ -41,7 +41,7 @@ def dtype_of(name):
 
 
 def laid_out(values, layout):
-    """The same values in other memory."""
+    """Return a copy of the values in another memory layout."""
     values = np.asarray(values)
     if layout == "C":
         return values.copy()
@@ -102,11 +102,11 @@ def test_what_mpi_knows_moves_and_reduces_without_a_copy(dtype):
 
 
 def reduce_all(arrays, op):
-    """What an all-reduce of several ranks does."""
+    """Reduce arrays in place, like an all-reduce of several ranks."""
     prepared = [to_reduce(a, op, len(arrays)) for a in arrays]
     assert all(is_fit_for_mpi(direct) for direct, _, _ in prepared)
     (mpi_op,) = {mpi_op for _, mpi_op, _ in prepared}
-    combine = COMBINE[ReduceOp.SUM if mpi_op is ReduceOp.AVG else mpi_op]  # the sum of MPI
+    combine = COMBINE[ReduceOp.SUM if mpi_op is ReduceOp.AVG else mpi_op]  # MPI computes a sum
     total = functools.reduce(combine, [direct for direct, _, _ in prepared])
     for direct, _, finish in prepared:
         direct[...] = total
@@ -223,14 +223,19 @@ def test_views_of_other_arrays():
     assert host_view(bytearray(b"ab")).tolist() == [97, 98]
 
 
-@pytest.mark.parametrize("thing", [[1, 2], 3, 2.5, "text", None, {}])
+@pytest.mark.parametrize("thing", [[1, 2], 3, 2.5, "text", {}])
 def test_what_is_no_array(thing):
     with pytest.raises(TypeError, match=f"a {type(thing).__name__} is not an array"):
         host_view(thing)
 
 
+def test_none_is_no_array():
+    with pytest.raises(TypeError, match="None is not an array: does the parameter have a gradient"):
+        host_view(None)
+
+
 class Foreign:
-    """An array of another framework: what it exports, and where it says that it lies."""
+    """An array of another framework that exports given memory and names a given device."""
 
     def __init__(self, memory, device=1, error=None):
         self.memory, self.device, self.error = memory, device, error

@@ -1,4 +1,4 @@
-"""Whether the batch job that the environment describes still exists."""
+"""The check that the batch job of the environment still exists."""
 
 import socket
 
@@ -12,7 +12,7 @@ HERE = {**JOB, "SLURM_NODELIST": socket.gethostname()}
 
 @pytest.fixture
 def program(monkeypatch, tmp_path):
-    """A function that puts a program into PATH, which is empty else."""
+    """Return a function that puts a program into an otherwise empty PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def make(name, text="exit 0"):
@@ -45,7 +45,7 @@ def test_slurm_is_asked(program, text, problem, needs_srun):
 
 @pytest.mark.usefixtures("program")
 def test_a_container_without_the_programs_of_slurm():
-    """A launcher that can do without srun may start ranks on the only host, which is this one."""
+    """A launcher that works without srun may start ranks if this host is the only host."""
     assert "not in PATH" in stale_batch_job(JOB, needs_srun=False)
     assert "not in PATH" in stale_batch_job(HERE, needs_srun=True)
     assert stale_batch_job(HERE, needs_srun=False) == ""

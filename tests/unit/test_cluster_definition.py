@@ -1,4 +1,4 @@
-"""What a Server makes of its arguments."""
+"""The cluster and the task that a Server derives from its arguments."""
 
 import pytest
 
@@ -82,7 +82,7 @@ def test_all_arguments_by_name():
 
 
 class Serialized:
-    """No message of protobuf's."""
+    """An object with the method SerializeToString that is not a protobuf message."""
 
     def SerializeToString(self):
         return b""

@@ -1,4 +1,4 @@
-"""Who is chief, who counts as a worker, and device filters."""
+"""Chief and worker roles of tasks, and device filters."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_chiefs_and_workers():
     assert [is_chief(LED, job, 0) for job in LED] == [True, False, False, True]
     assert is_chief(EQUAL, "worker", 0)
     assert not is_chief(EQUAL, "worker", 1)
-    assert is_chief(EQUAL, "evaluator", 7)  # a cluster of its own
+    assert is_chief(EQUAL, "evaluator", 7)  # in a cluster of its own
     assert not is_chief(EQUAL, None, None)
     assert (worker_count(LED, "worker"), worker_count(LED, "chief")) == (3, 3)
     assert (worker_count(LED, "evaluator"), worker_count(EQUAL, "worker")) == (1, 2)

@@ -97,13 +97,13 @@ def starts_a_server():
 
 
 def starts_a_server_in_a_cycle():
-    """The same; the Server is part of a reference cycle."""
+    """Start a Server that is part of a reference cycle, and return no reference."""
     server = Server({"a": ["h:9005"]})
     server.on_drain(lambda: server.target)
 
 
 def starts_a_server_that_a_failed_call_holds():
-    """The same; the Server is in the frames of an exception that was handled."""
+    """Start a Server that stays in the frames of a handled exception, and return no reference."""
     server = Server({"a": ["h:9005"]})
     with pytest.raises(ValueError, match="no such job"):
         server.task_address("b", 0)
@@ -119,7 +119,7 @@ LEFT_BEHIND = [
 @pytest.mark.parametrize("start", LEFT_BEHIND)
 @pytest.mark.parametrize("displayed", [False, True])
 def test_a_server_stays_started_until_it_is_stopped(start, displayed):
-    """Whatever refers to it: a notebook that displays it in a cell keeps a reference."""
+    """A Server needs no references. A notebook that displays the Server keeps a reference."""
     start()
     cells = [Server.current()] if displayed else []
     gc.collect()
@@ -324,7 +324,7 @@ def test_all_jobs_of_one_process():
 
 
 class Service:
-    """A service that keeps what happens to it."""
+    """A service that logs its creation and its end."""
 
     log: list[str]
 
@@ -342,7 +342,7 @@ class Service:
 
 @pytest.fixture
 def services(monkeypatch):
-    """The log of a service that is installed for ps tasks."""
+    """Install a service for ps tasks, and return its log."""
     log = []
     service = type("Logged", (Service,), {"log": log})
     points = [SimpleNamespace(name="ps", load=lambda: service)]
@@ -397,7 +397,7 @@ def test_stop_ends_join(monkeypatch, job):
         joined = threading.Thread(target=server.join)
         joined.start()
         assert begun.wait(30)
-        ask(server)  # served by join itself where the script is the ps
+        ask(server)  # join() itself serves this call if the script is the ps task
         assert joined.is_alive()
         server.stop()
         joined.join(30)

@@ -8,7 +8,7 @@ from mpidist.proto import mpidist_pb2
 
 TYPES = descriptor_pb2.FieldDescriptorProto
 # Field number, name and type of each message: cluster.proto, tensorflow_server.proto,
-# device_filters.proto and config.proto. A type in braces is a map's; one with a star is repeated.
+# device_filters.proto and config.proto. Braces mark a map, and a star marks a repeated field.
 MESSAGES = {
     "JobDef": ["1 name string", "2 tasks {int32,string}", "99 future string"],
     "ClusterDef": ["1 job JobDef*", "99 future string"],
@@ -57,7 +57,7 @@ def add_map(message, field, kinds):
 
 @pytest.fixture(scope="module")
 def other():
-    """The classes of another library: same names and numbers, and one field that is new."""
+    """Return the classes of another library: same names and numbers, and one new field."""
     file = descriptor_pb2.FileDescriptorProto(name="o.proto", package="other", syntax="proto3")
     for message_name, fields in MESSAGES.items():
         message = file.message_type.add(name=message_name)
@@ -131,7 +131,7 @@ def test_unknown_fields_of_a_cluster_survive(other):
     theirs.future, theirs.job[1].future = "x", "y"
     spec = ClusterSpec(theirs)
     known = ClusterSpec(spec.as_dict())
-    spec.as_cluster_def().job[0].name = "changed"  # a copy
+    spec.as_cluster_def().job[0].name = "changed"  # changes only a copy
     theirs_sorted = other["ClusterDef"]()
     theirs_sorted.CopyFrom(theirs)
     theirs_sorted.job.sort(key=lambda job: job.name)
@@ -143,7 +143,7 @@ def test_unknown_fields_of_a_cluster_survive(other):
         Server(theirs, "ps", start=False).cluster_spec.as_cluster_def(),
     ):
         assert other["ClusterDef"].FromString(to_bytes(message)) == theirs_sorted
-    # They are no part of what tasks believe in.
+    # Tasks do not compare unknown fields.
     assert spec == known
     assert spec.digest() == known.digest()
 

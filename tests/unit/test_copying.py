@@ -1,4 +1,4 @@
-"""Copies: the plain ones and the compiled ones are the same."""
+"""Copies: the plain and the compiled copies give the same results."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ LARGE = copying.LARGE_BYTES
 
 @pytest.fixture
 def used(monkeypatch):
-    """The targets of copies past the caches."""
+    """Return a list that records the targets of copies that bypass the caches."""
     targets = []
 
     def copy(target, source):

@@ -1,4 +1,4 @@
-"""Arrays on a GPU as memory of the host: what the streams have to do, layouts, pinned memory."""
+"""Arrays on a GPU as host memory: stream order, layouts, and pinned memory."""
 
 import dataclasses
 import gc
@@ -40,7 +40,7 @@ def pinned_bytes(pool, nbytes):
 
 
 def bring(view):
-    """What was written, on its way to the device."""
+    """Upload the values written to a view."""
     finish = with_upload(view)
     assert finish is not None
     finish()
@@ -186,7 +186,7 @@ def test_elements_that_share_memory_cannot_receive(xp):
 
 
 class Foreign:
-    """An array of a framework that says what it is by the CUDA array interface alone."""
+    """An array of a framework that has only the CUDA array interface."""
 
     def __init__(self, array, read_only, stream=None):
         self.array = array
@@ -225,7 +225,7 @@ def test_the_stream_that_a_framework_names(xp):
 
 
 class Tensor:
-    """A CUDA tensor as far as the library asks a tensor of torch."""
+    """A CUDA tensor with the attributes of torch tensors that the library reads."""
 
     is_cuda, requires_grad, is_nested, layout = True, False, False, "strided"
 
@@ -402,7 +402,7 @@ def test_one_late_device_does_not_hide_what_is_idle(xp):
     busy = [block for _, block in lent[:8]]
     for block in busy:
         block.event = object()
-    while lent:  # the busy ones come back first
+    while lent:  # the busy blocks are returned first
         del lent[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pinned_pool, "is_done", lambda _: False)

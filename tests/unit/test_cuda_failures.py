@@ -1,4 +1,4 @@
-"""Devices that fail, and arrays that cannot be used as they are: errors, and nothing that leaks."""
+"""Failing devices and unusable arrays: errors, and no leaks."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ LENGTH = 3 << 16
 
 @pytest.fixture
 def stand_in(xp):
-    """CuPy where devices can be made to fail."""
+    """Yield the CuPy stand-in, in which devices can be made to fail."""
     if xp.__name__ == "cupy":
         pytest.skip("a device cannot be made to fail")
     yield xp
@@ -103,7 +103,7 @@ def test_a_device_without_memory_to_pack_says_so(stand_in, way):
 
 @pytest.mark.parametrize("step", ["pack", "copy"])
 def test_copies_of_the_parts_before_keep_their_memory(stand_in, monkeypatch, step):
-    """The block of a download that fails in the middle is not used again while copies go on."""
+    """If a download fails midway, its block is not reused until the started copies end."""
     xp, size = stand_in, 5000
     monkeypatch.setattr(device_array, "_PART_BYTES", 4 * size // 2)
     monkeypatch.setattr(pinned_pool, "pool", PinnedPool())
@@ -274,7 +274,7 @@ def test_arrays_of_few_elements_or_none(xp, shape):
 
 
 def in_child(call):
-    """What a call says in a process that is forked from this one."""
+    """Return the error of a call in a forked child process, as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

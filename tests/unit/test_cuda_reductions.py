@@ -1,4 +1,4 @@
-"""The kernels that make one array of those of several ranks."""
+"""Kernels that reduce the arrays of several ranks to one array."""
 
 import ctypes
 import shutil
@@ -39,7 +39,7 @@ def values(dtype, seed, size=1000):
 
 
 def on_device(xp, data):
-    """An array of any dtype there, as the library sees it; and what keeps its memory."""
+    """Return a device array with the data, of any dtype, and the array that owns its memory."""
     if data.dtype == BF16:
         array = xp.asarray(data.view(np.uint16))
         taken = DeviceArray(array)
@@ -50,9 +50,9 @@ def on_device(xp, data):
 
 
 def expected(parts, op):
-    """In order of rank, in the dtype itself, or in float32 for halves."""
+    """Reduce in order of rank, in the dtype itself, or in float32 for half precision."""
     dtype = parts[0].dtype
-    if dtype.kind == "c":  # as pairs
+    if dtype.kind == "c":  # as pairs of real numbers
         pairs = [part.view(dtype.char.lower()) for part in parts]
         return expected(pairs, op).view(dtype)
     wide = [part.astype("f4") if is_half(dtype) else part for part in parts]
@@ -69,7 +69,7 @@ def expected(parts, op):
 
 
 def check(got, wanted):
-    """The same bits: there is nothing that a compiler could fuse."""
+    """Check that the values are equal: a compiler can fuse no operations of these kernels."""
     np.testing.assert_array_equal(got.view(wanted.dtype), wanted)
 
 
@@ -124,7 +124,7 @@ def test_every_half_there_and_back(xp, dtype):
 
 
 def hard_to_round(dtype):
-    """Numbers in the middle between two halves and beside it, and random ones."""
+    """Return the midpoints of adjacent halves, their float32 neighbors, and random numbers."""
     single = np.float32
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(single)
     halves = halves[np.isfinite(halves)]
@@ -138,7 +138,7 @@ def hard_to_round(dtype):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_numbers_are_rounded_to_halves_as_numpy_rounds_them(xp, dtype):
     numbers = hard_to_round(dtype)
-    numbers = numbers[~(abs(numbers) < np.finfo("f4").tiny)]  # which count as zero
+    numbers = numbers[~(abs(numbers) < np.finfo("f4").tiny)]  # subnormal numbers count as zero
     taken, array = on_device(xp, np.zeros(len(numbers), dtype))
     divided(xp.asarray(numbers), as_numbers(taken.packed(), taken.dtype), dtype, 1)
     with np.errstate(all="ignore"):
@@ -159,7 +159,7 @@ extern "C" void narrow(long long size, const float* from, Bits* to) {{
 
 
 def test_the_source_text_for_bfloat16_rounds_as_numpy(tmp_path):
-    """Compiled for the host, because the stand-in does not read it."""
+    """The text is compiled for the host, because the stand-in does not read it."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler (c++ or g++) is here")

@@ -1,4 +1,4 @@
-"""Uploads and downloads on streams of their own: their order, and their memory."""
+"""Uploads and downloads on streams of their own: order and memory."""
 
 import gc
 
@@ -16,7 +16,7 @@ SIZE = 1000
 
 
 def uploaded(value, dtype="f4", size=SIZE):
-    """A fresh array, all of one value, as the current stream gets it."""
+    """Upload an array of one value, and return the device array for the current stream."""
     upload = Upload(0, (size,), np.dtype(dtype))
     upload.host[...] = value
     return upload.start()
@@ -24,9 +24,9 @@ def uploaded(value, dtype="f4", size=SIZE):
 
 @pytest.fixture
 def stream(xp):
-    """A current stream, for which memory has been used before, and kernels been loaded.
+    """Yield a current stream for which memory is allocated and kernels are loaded.
 
-    To load one may take what all streams have to do, also one that does not go on.
+    Loading a kernel may wait for the work of all streams, including a blocked stream.
     """
     with xp.cuda.Stream(non_blocking=True) as stream:
         array = uploaded(0)
@@ -84,13 +84,13 @@ def test_memory_is_not_used_again_while_the_stream_works_on_it(xp, stream):
         array = uploaded(number)
         total += array
         del array
-        copy_stream(0, "up").synchronize()  # which may run ahead of the stream
+        copy_stream(0, "up").synchronize()  # the upload stream may run ahead of the current stream
     np.testing.assert_array_equal(xp.asnumpy(total), np.full(SIZE, sum(range(50))))
 
 
 @pytest.mark.parametrize("way", ["upload", "prefetcher"])
 def test_new_memory_is_written_behind_what_the_current_stream_has_to_do_with_it(xp, way):
-    """CuPy's pool gives what an array that is gone had, whatever is queued on it."""
+    """CuPy's pool reuses the memory of a freed array while operations on it are still queued."""
     prefetcher, size = Prefetcher(0), 3_000_000
     with xp.cuda.Stream(non_blocking=True):
         if way == "upload":
@@ -162,7 +162,7 @@ def test_memory_comes_back(xp, stream):
     assert device_bytes(xp) > before[0]
     copies = [Download(array) for _ in range(3)]
     copies[0].result()
-    Upload(0, (SIZE,), np.dtype("f4"))  # dropped at once
+    Upload(0, (SIZE,), np.dtype("f4"))  # freed at once
     del array, copies
     assert (device_bytes(xp), lent_bytes()) == before
 

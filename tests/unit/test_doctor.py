@@ -24,7 +24,7 @@ def lines(findings):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine where all is well, until a test changes the answers of its child processes."""
+    """Set up a machine without problems. Return the answers of its child processes."""
     said = {
         "library": ("4.1.2 MPICH Version: 5.0.2, more\nand more\0", ""),
         "address": ("10.0.0.1\n", ""),
@@ -103,7 +103,7 @@ def test_little_shared_memory_and_a_host_without_an_address(machine, monkeypatch
         assert findings[name].verdict == "warning"
         assert text in findings[name].fact
         assert findings[name].remedy
-    assert main(["doctor"]) == 0  # warnings are no problem
+    assert main(["doctor"]) == 0  # warnings are not problems
     with monkeypatch.context() as changed:
         changed.setattr(doctor.os, "access", lambda path, mode: False)
         assert found()["shared memory"].verdict == "problem"

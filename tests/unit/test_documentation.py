@@ -19,18 +19,18 @@ FROM_TORCH = [
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^(?:mpidist )?(run|top|timeline|doctor|sbatch)\b(.*)")
-FOREIGN = {"cudaHostRegister"}  # of other libraries, where the sources do not mention them
+FOREIGN = {"cudaHostRegister"}  # names of other libraries, if the sources do not mention them
 
 
 def arguments_in(text):
-    """Names in the section of arguments, in order."""
+    """Return the names in the section of arguments, in order."""
     found = re.search(r"(?m)^Args:\n((?: .*\n|\n(?= ))*)", text + "\n")
     return re.findall(r"(?m)^    (\w+):", found.group(1)) if found else []
 
 
 @pytest.mark.parametrize("name", FROM_TORCH)
 def test_every_argument_of_the_functions_of_torch(name):
-    """In the order of the signature."""
+    """The arguments have the order of the signature."""
     function = getattr(dist, name)
     names = list(inspect.signature(function).parameters)
     assert arguments_in(inspect.getdoc(function)) == names
@@ -60,7 +60,7 @@ METHODS = [
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_refer_to_the_functions(name):
-    """The arguments are described there."""
+    """The docstrings of the functions describe the arguments."""
     method = getattr(dist.ProcessGroup, name)
     assert f"See :func:`mpidist.{name}`." in inspect.getdoc(method)
 
@@ -71,13 +71,13 @@ def test_there_are_many():
 
 
 def named_in(document):
-    """Everything in backticks outside of code blocks."""
+    """Return every name in backticks outside of code blocks."""
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
     return sorted(set(re.findall(r"`([^`]+)`", text)))
 
 
 def sources():
-    """The text of every Python file and script, by its path from the root."""
+    """Return the text of every source file and script, by its path from the root."""
     folders = ("mpidist", "strategy", "dataservice", "scripts", "tests")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
     chosen = [file for file in files if file.suffix in ("", ".py", ".proto") and file.is_file()]
@@ -96,7 +96,7 @@ def test_commands_and_options_exist(document, capsys):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         text = capsys.readouterr().out
-        # What follows the script is the script's own.
+        # Options after the script belong to the script.
         own = re.split(r"\S+\.py\b", words)[0]
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", own):
             assert re.search(rf"{option}\b", text), f"{name}: {command} has no {option}"
@@ -112,7 +112,7 @@ def test_files_exist(document):
 
 
 def test_what_the_design_names_exists():
-    """Classes, functions, options and variables, by their words."""
+    """Every word of the named classes, functions, options and variables is in the sources."""
     known = set(re.findall(r"\w+", "\n".join(sources().values()))) | FOREIGN
     names = [name for name in named_in("docs/design.md") if re.fullmatch(r"[\w.]+(\(\))?", name)]
     assert len(names) > 100

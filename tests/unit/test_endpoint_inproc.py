@@ -1,4 +1,4 @@
-"""Addresses, protocol names, and what endpoints leave behind."""
+"""Addresses, protocol names, and the state that endpoints leave behind."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ PROTOCOLS = ["mpi", "tcp", "inproc", "grpc", "grpc+verbs", "grpc+local"]
 
 @pytest.fixture
 def pair():
-    """A server with some methods, and a client."""
+    """Yield a server with some methods, and a client."""
     kept = []
     with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
         server.register(
@@ -174,7 +174,7 @@ def test_the_thread_serves_again_after_others_have(pair):
 
 
 def test_the_thread_that_is_about_to_serve_may_close_it():
-    """As where the endpoint is collected just then."""
+    """The same happens if the endpoint is garbage-collected at this moment."""
     server = open_endpoint("inproc")
     problems = []
 

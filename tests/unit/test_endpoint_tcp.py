@@ -1,4 +1,4 @@
-"""Endpoints over tcp: the cases of every transport, and networks, peers and bytes that are bad."""
+"""Endpoints over TCP: the cases of every transport, and faulty networks, peers and bytes."""
 
 import errno
 import gc
@@ -36,7 +36,7 @@ from mpidist.rpc.tcp_connection import PROTOCOL, hello_message
 
 @pytest.fixture
 def transports():
-    made = [TcpTransport(None), TcpTransport(None)]  # as in two processes
+    made = [TcpTransport(None), TcpTransport(None)]  # one per process, as with two processes
     yield made
     for transport in made:
         transport.close()
@@ -60,7 +60,7 @@ def proxy(pair):
 
 @pytest.fixture
 def between_hosts(monkeypatch):
-    """Nothing is shared: everything goes by the sockets."""
+    """Disable shared memory, as between two hosts."""
     monkeypatch.setattr(tcp_connection, "_open_offered", lambda reference: None)
 
 
@@ -70,7 +70,7 @@ def short_grace(monkeypatch):
 
 
 def raw_socket(server):
-    """A ZeroMQ socket that speaks to an endpoint as anybody can."""
+    """Return a ZeroMQ context and a raw socket connected to the server's endpoint."""
     context = zmq.Context()
     made = context.socket(zmq.DEALER)
     made.linger = 0
@@ -80,7 +80,7 @@ def raw_socket(server):
 
 
 def hello(process=b"p" * 16, connection=0, socket=0, kind=HELLO, unanswered=(), memory=None):
-    """The first message of a socket, as a frame."""
+    """Return the first message of a socket as a frame."""
     message = hello_message(process, memory)
     message.kind, message.sender, message.id = kind, connection, socket
     message.acks = unanswered
@@ -88,12 +88,12 @@ def hello(process=b"p" * 16, connection=0, socket=0, kind=HELLO, unanswered=(), 
 
 
 def request(number, method="test/Count"):
-    """A request, as a frame."""
+    """Return a request as a frame."""
     return encode(Message(REQUEST, number, method=method))[0]
 
 
 def heard(stranger):
-    """The next message that a raw socket receives."""
+    """Return the next message received by a raw socket."""
     return decode(stranger.recv(), None)[0]
 
 
@@ -176,7 +176,7 @@ def test_is_connected(pair, proxy):
         return not client.is_connected(address)
 
     through = f"tcp://localhost:{proxy.port}"
-    assert not client.is_connected(through)  # asking opens no connection
+    assert not client.is_connected(through)  # the question opens no connection
     assert ask(client, through, "Echo", b"1").body == b"1"
     assert client.is_connected(through)
     proxy.close()
@@ -200,7 +200,7 @@ print(time.monotonic(), flush=True)
 
 
 def test_a_process_does_not_wait_at_its_end_for_an_address_that_refuses():
-    with socket.socket() as unused:  # bound, and not listened at
+    with socket.socket() as unused:  # bound, but not listening
         unused.bind(("127.0.0.1", 0))
         command = [sys.executable, "-c", REFUSED, str(unused.getsockname()[1])]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
@@ -270,7 +270,7 @@ def test_a_connection_that_cannot_be_opened_again(pair, proxy, monkeypatch):
 
 
 def is_in_shared_memory(array):
-    """Return True if an array lies in memory that processes share."""
+    """Return whether an array lies in memory shared by processes."""
     start = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(word, 16) for word in line.split()[0].split("-"))
@@ -280,7 +280,7 @@ def is_in_shared_memory(array):
 
 
 def where(request):
-    """Reply with the buffers, and whether each is in shared memory."""
+    """Reply with the buffers, and with one flag per buffer: whether it is in shared memory."""
     return Reply(bytes(map(is_in_shared_memory, request.buffers)), request.buffers)
 
 
@@ -323,14 +323,14 @@ def test_what_finds_no_room_goes_by_the_socket(pair, monkeypatch):
     ask(client, other, "Echo", b"hello")
     data = pattern(400_000)
     kept = [client.call(other, "memory/Where", b"", [data]).result(LIMIT_S) for _ in range(20)]
-    assert {reply.body for reply in kept} == {b"\1"}  # requests are given back, replies are kept
+    assert {reply.body for reply in kept} == {b"\1"}  # requests are freed, replies are kept
     assert {is_in_shared_memory(reply.buffers[0]) for reply in kept} == {True, False}
     for reply in kept:
         np.testing.assert_array_equal(reply.buffers[0], data)
 
 
 def test_large_buffers_over_connections_that_break(pair, proxy):
-    """What was lost with a connection is sent again; its memory goes with the connection."""
+    """Messages lost with a connection are sent again, and its memory is freed."""
     _, client = pair
     address = Address("tcp", "localhost", proxy.port)
     rng = random.Random(2)
@@ -442,7 +442,7 @@ def test_a_call_that_waits_for_credit_when_its_connection_is_lost(pair):
     second = client.call(server.address, "test/Never", bytes(800))
     (connection,) = client._transport._connections.values()
     connection.loss = "the network is gone"
-    client.notify(server.address, "test/Note", b"key:text")  # it replaces the connection
+    client.notify(server.address, "test/Note", b"key:text")  # replaces the connection
     for work in (first, second):
         with pytest.raises(errors.UnavailableError, match="the network is gone"):
             work.wait(LIMIT_S)
@@ -594,7 +594,7 @@ def test_requests_without_a_hello_are_not_executed(pair):
 
 
 def test_a_session_that_is_resumed(pair):
-    """Repeated requests get the reply that they had; all other replies are dropped."""
+    """A repeated request gets its earlier reply. All other replies are dropped."""
     server, _ = pair
     (context, first), (other, second) = raw_socket(server), raw_socket(server)
     first.send(hello(socket=1))
@@ -611,7 +611,7 @@ def test_a_session_that_is_resumed(pair):
         one for one in sessions(server._transport._listeners[server._number]) if one.number == 2
     ]
     assert sorted(session.replies) == [6, 7]
-    first.send(request(8))  # it comes late, by the socket that was replaced
+    first.send(request(8))  # arrives late, through the replaced socket
     first.send(hello(socket=1))
     second.send(encode(Message(ACK, acks=[6, 7]))[0])
     second.send(request(9))
@@ -622,7 +622,7 @@ def test_a_session_that_is_resumed(pair):
 
 
 def test_a_server_that_does_not_know_the_session_executes_nothing(pair):
-    """The server was started anew, or has given up the client: what it asked may be done."""
+    """A restarted server cannot tell which of the client's requests have run."""
     server, _ = pair
     context, stranger = raw_socket(server)
     stranger.send(hello(kind=RESUME, unanswered=[5]))
@@ -637,7 +637,7 @@ def test_a_server_that_does_not_know_the_session_executes_nothing(pair):
 
 
 def test_a_request_that_many_others_of_its_process_overtake(pair, transports):
-    """A request that waits for credit is executed, however many other endpoints send meanwhile."""
+    """A request that waits for credit runs even while another endpoint sends requests."""
     server, client = pair
     client._client._flow_control._limit = 1
     first = client.call(server.address, "test/Later", b"k")
@@ -653,7 +653,7 @@ def test_a_request_that_many_others_of_its_process_overtake(pair, transports):
 
 
 def say_hello(state, port):
-    """In another process: a new connection that says hello, in place of the one before."""
+    """Replace the connection of the client process with a new one, and say hello on it."""
     import zmq
 
     context = state.setdefault("context", zmq.Context())
@@ -664,7 +664,7 @@ def say_hello(state, port):
 
 @pytest.fixture
 def listening(transports, tmp_path):
-    """A server whose messages the test takes itself, and a process for its clients."""
+    """Yield a listener polled by the test, a process for its clients, and the server's port."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Endpoint(transports[0]) as server:
         port = server.address.port
@@ -674,7 +674,7 @@ def listening(transports, tmp_path):
 
 
 def sessions_of(listener, count):
-    """The sessions, once there are so many; no thread looks for losses."""
+    """Wait for ``count`` sessions and return them. No thread checks for lost clients."""
 
     def are_there():
         listener.receive()
@@ -705,7 +705,7 @@ def test_a_client_that_is_gone_before_its_hello_is_heard(listening, short_grace)
     strangers.run(say_hello, port)
     wait_until(listener._socket.has_arrived)
     strangers.end()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) < len(before))  # its own pipe, too
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) < len(before))  # the pipe closes, too
     sessions_of(listener, 1)
     wait_until(listener.check)
     assert not listener._sessions
@@ -748,7 +748,7 @@ def test_a_client_of_another_version_is_told(pair, monkeypatch):
 
 @pytest.mark.parametrize("count", [5000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_garbage(pair, count):
-    """Frames of every wrong kind: nothing falls over, and those who speak well are served."""
+    """Malformed frames of every kind do no harm, and correct clients are served meanwhile."""
     server, client = pair
     context, stranger = raw_socket(server)
     rng = random.Random(count)
@@ -776,13 +776,13 @@ def test_bytes_that_are_not_even_zeromq(pair):
 
 
 def descriptors():
-    gc.collect()  # requests that an earlier test left without replies have cycles
+    gc.collect()  # unanswered requests of earlier tests are in reference cycles
     return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_thousand_clients_leave_nothing(pair, transports):
     server, client = pair
-    for _ in range(2):  # hellos and what follows them have arrived after the second
+    for _ in range(2):  # hellos and their follow-up messages have arrived after the second reply
         ask(client, server.address, "Echo", b"warm")
     before = descriptors()
     clients = [Endpoint(transports[1]) for _ in range(1000)]
@@ -811,7 +811,7 @@ def test_ten_thousand_requests_leave_nothing(pair):
 
 
 def test_a_server_is_not_flooded(pair, monkeypatch):
-    """What exceeds the credit stays with the caller until earlier requests are answered."""
+    """Requests beyond the credit stay with the caller until earlier requests are answered."""
     server, client = pair
     client._client._flow_control._limit = 1 << 20
     works = [client.call(server.address, "test/Later", b"k", [pattern(400_000)]) for _ in range(20)]

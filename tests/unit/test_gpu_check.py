@@ -1,4 +1,4 @@
-"""The command that checks all on a machine with a GPU, and what it runs, on one without."""
+"""The command gpu_check on a machine without a GPU, and the checks that it runs."""
 
 import importlib.machinery
 import importlib.util
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 BENCH = ROOT / "scripts" / "bench_gpu.py"
 
-# The benchmarks where CuPy is the stand-in; what they measure there means nothing.
+# Runs the benchmarks on the CuPy stand-in. The measured times mean nothing.
 ON_STAND_IN = f"""
 import runpy, sys
 sys.path[:0] = {str(BENCH.parent)!r}, {str(ROOT / "tests")!r}
@@ -41,7 +41,7 @@ def test_that_hangs():
 
 @pytest.fixture(scope="module")
 def check():
-    """The command, as a module."""
+    """Return the command as a module."""
     path = str(ROOT / "scripts" / "gpu_check")
     loader = importlib.machinery.SourceFileLoader("gpu_check", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
@@ -50,7 +50,7 @@ def check():
 
 
 def started(tmp_path, *words, **modules):
-    """Run the command, where some modules are others; how it ended, and its JSON."""
+    """Run the command with some modules replaced. Return the ended process and its JSON."""
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     results = tmp_path / "results.json"
@@ -213,7 +213,7 @@ def test_jobs_that_fail_have_no_figures(check):
 
 
 def test_jobs_print_what_is_compared(check, tmp_path):
-    """Here without a GPU, and of less data."""
+    """The jobs run without a GPU, and with less data."""
     jobs = {}
     less = {"digits": ["--epochs", "1"], "words": ["--files", "2"]}
     for name, (_, words, _, _) in check.JOBS.items():

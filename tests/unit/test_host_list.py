@@ -1,4 +1,4 @@
-"""Host lists as Slurm writes them."""
+"""Host lists in Slurm's notation."""
 
 import os
 import random
@@ -65,7 +65,7 @@ def test_no_lists(text):
 
 
 def drawn_list(rng, separators):
-    """A host list of any form that Slurm takes; separators are between names and at the end."""
+    """Return a random host list of any form that Slurm accepts, some with a final separator."""
 
     def brackets():
         parts = []

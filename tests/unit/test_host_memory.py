@@ -1,4 +1,4 @@
-"""How much memory this process may still take, of a host and of control groups."""
+"""Memory that this process may still allocate, as limited by the host and control groups."""
 
 import os
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):
-    """Makes the files in which Linux says it: ``system(meminfo, cgroup, {path: text})``."""
+    """Return a writer of Linux's files on memory: ``system(available, groups, **files)``."""
     monkeypatch.setattr(host_memory, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(host_memory, "_GROUPS", tmp_path / "groups")
 

@@ -1,4 +1,4 @@
-"""Every module can be the first of all that a program imports."""
+"""Every module can be the first import of a program."""
 
 import pkgutil
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import mpidist
 
-# Children of one process that has numpy, but nothing of ours.
+# Children of a process that has imported numpy, but none of our modules.
 EACH_FIRST = """
 import importlib, os, sys, traceback
 import numpy
@@ -25,7 +25,7 @@ for name in sys.argv[1:]:
 
 
 def test_each_module_first():
-    """Those of mpidist: with any other, all of its package is imported first."""
+    """Importing any module of strategy or dataservice imports the whole package first."""
     modules = pkgutil.walk_packages(mpidist.__path__, "mpidist.")
     names = [each.name for each in modules if not each.name.endswith("__main__")]
     assert len(names) > 100

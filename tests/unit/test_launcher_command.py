@@ -1,4 +1,4 @@
-"""Bad input to the command: one line, what to do, status 2."""
+"""Invalid input to the command: one line with the remedy, and status 2."""
 
 import subprocess
 import sys
@@ -120,7 +120,7 @@ main(["run", "-n", "2", *sys.argv[2:]])
 
 @pytest.fixture
 def environment(script, tmp_path):
-    """A function that returns the environment of a launcher that keeps files of its own."""
+    """Return a function that reads the environment of a launcher with a scratch folder."""
     launcher = tmp_path / "mpiexec"
     launcher.write_text("#!/bin/sh\nenv\n")
     launcher.chmod(0o755)
@@ -135,7 +135,7 @@ def environment(script, tmp_path):
 
 @pytest.mark.parametrize("option", [False, True])
 def test_the_folder_for_the_launchers_own_files(environment, monkeypatch, option):
-    """It goes with the job, unless the user chooses one for all hosts."""
+    """The folder is removed with the job, unless the user chooses a folder for all hosts."""
     (vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
     assert "/mpidist-run-" in environment()[vendor.scratch_variable]
     if not option:

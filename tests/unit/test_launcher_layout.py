@@ -1,4 +1,4 @@
-"""Which ranks a command line makes."""
+"""Ranks that a command line makes."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Temporary folders that go with their command, and files that MPI leaves in /dev/shm."""
+"""Temporary folders removed at the end of a command, and files left in /dev/shm by MPI."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ with temporary_folder("job-") as folder:
 
 @pytest.fixture
 def parent(tmp_path, monkeypatch):
-    """The folder that has the temporary folders."""
+    """Set the parent folder of temporary folders, and return it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
@@ -54,7 +54,7 @@ def test_other_files_are_left_alone(parent):
     (parent / "kept").mkdir()
     (parent / f"{prefix}abcdefgi").symlink_to(parent / "kept")
     (parent / f"{prefix}of-the-user").mkdir()
-    (parent / "job-0-abcdefgh").mkdir()  # of another host
+    (parent / "job-0-abcdefgh").mkdir()  # made on another host
     before = sorted(parent.iterdir())
     with temporary_folder("job-"):
         pass
@@ -77,7 +77,7 @@ def test_a_folder_removed_before_it_was_locked_is_made_again(monkeypatch):
 
 @pytest.fixture
 def earlier():
-    """The file of an earlier job, which is left alone."""
+    """Yield a file of an earlier job, which must stay."""
     path = FOLDER / f"{PREFIX}earlier"
     path.touch()
     yield path

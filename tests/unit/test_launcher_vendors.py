@@ -33,7 +33,7 @@ def test_unknown_version():
 
 @pytest.fixture
 def user(monkeypatch):
-    """A function that sets the number of cores, and whether the user is root."""
+    """Return a function that sets the number of cores, and whether the user is root."""
 
     def user(cores, root=False):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
@@ -121,7 +121,7 @@ def test_launcher_of_unknown_vendor(monkeypatch, tmp_path):
 
 
 def test_a_launcher_leaves_standard_input(monkeypatch, tmp_path):
-    """Sites wrap launchers in scripts, which may read it."""
+    """Sites wrap launchers in scripts that may read standard input."""
     path = _fake(tmp_path, "cat > /dev/null; echo HYDRA")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "list").write_text("a\nb\n")

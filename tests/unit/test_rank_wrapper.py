@@ -1,4 +1,4 @@
-"""The wrapper of a rank: real processes, and signals to one of them or both."""
+"""The wrapper of a rank: real processes, and signals to the wrapper, to the rank, or to both."""
 
 import json
 import os
@@ -24,7 +24,7 @@ sys.exit(3)
 
 @pytest.fixture
 def rank(tmp_path):
-    """A wrapper with its rank, which exits with status 3 when it gets SIGUSR1."""
+    """Yield the process of a wrapper. The wrapper's rank exits with status 3 on SIGUSR1."""
     words = [*WRAPPER, "-c", RANK]
     process = subprocess.Popen(
         words,
@@ -67,7 +67,7 @@ def test_killed(rank, tmp_path):
 
 
 def test_signals_that_the_rank_may_know(tmp_path):
-    """Launchers send these signals to the process group; the wrapper itself ignores them."""
+    """Launchers send these signals to the process group. The wrapper itself ignores them."""
     program = """
 import signal, sys
 signals = (signal.SIGUSR1, signal.SIGUSR2)
@@ -110,7 +110,7 @@ def test_told_to_end(rank, tmp_path):
 @pytest.mark.parametrize(("first", "terminated"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
 def test_the_wrapper_is_told_to_end_after_its_rank(rank, tmp_path, first, terminated):
     pid = int(rank.stdout.readline())
-    rank.send_signal(signal.SIGSTOP)  # so that it has not seen the end of its rank
+    rank.send_signal(signal.SIGSTOP)  # so the wrapper has not seen the end of its rank
     os.kill(pid, first)
     wait_for_zombie(pid)
     rank.send_signal(signal.SIGTERM)
@@ -224,7 +224,7 @@ def test_labelled_output_without_a_reader(tmp_path):
 
 
 def test_standard_input_of_another_host(tmp_path):
-    """Rank 0 cannot reach the socket there, and the job's last line says so."""
+    """The recorded failure says that rank 0 must run on the host of ``mpidist run``."""
     words = [*WRAPPER, "-c", "pass"]
     env = {"NUMBER": "0", "MPIDIST_RUN_DIR": str(tmp_path), "MPIDIST_RUN_STDIN": "not-there"}
     done = subprocess.run(words, env={**os.environ, **env}, timeout=60, check=False)

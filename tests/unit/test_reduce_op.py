@@ -1,4 +1,4 @@
-"""What ReduceOp takes and gives."""
+"""Arguments and results of ReduceOp."""
 
 import enum
 
@@ -16,7 +16,7 @@ HALF = ReduceOp.PREMUL_SUM(0.5)
 def test_premultiplied_in_place(dtype):
     array = np.arange(6).astype(dtype)
     buffer, op, finish = to_reduce(array, HALF, 2)
-    assert op is ReduceOp.PREMUL_SUM  # its name is compared between ranks
+    assert op is ReduceOp.PREMUL_SUM  # ranks compare its name
     np.testing.assert_array_equal(buffer, np.arange(6) / 2)
     if finish is not None:
         finish()

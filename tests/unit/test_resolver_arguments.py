@@ -1,4 +1,4 @@
-"""What all resolvers take, and what none of them takes."""
+"""Arguments that all resolvers accept, and arguments that no resolver accepts."""
 
 import json
 
@@ -35,7 +35,7 @@ def gpus(monkeypatch):
 
 @pytest.fixture(params=["slurm", "pbs", "kubernetes", "mpi", "tf_config", "simple", "union"])
 def resolver(request, put, gpus, tmp_path):
-    """One whose cluster has the tasks 0 and 1 of worker, is task 1, and has 2 GPUs."""
+    """Return a resolver of a job "worker" with tasks 0 and 1. It runs in task 1 with 2 GPUs."""
     gpus(4)
     kind, workers = request.param, ["a:1", "b:2"]
     if kind == "slurm":
@@ -79,7 +79,7 @@ def test_arguments_by_name(resolver):
     first, own = (spec.task_address("worker", index) for index in (0, other))
     assert resolver.master(**task, rpc_layer="x") == f"x://{first}"
     assert resolver.master(rpc_layer="x", task_id=0, task_type="worker") == f"x://{first}"
-    if not isinstance(resolver, SimpleClusterResolver):  # whose default is the master it was given
+    if not isinstance(resolver, SimpleClusterResolver):  # its default is the given master
         assert resolver.master(task_id=0, rpc_layer="x") == f"x://{first}"
         assert resolver.master(task_type="worker", rpc_layer="x") == f"x://{own}"
         assert resolver.master(rpc_layer="x") == f"x://{own}"
@@ -102,7 +102,7 @@ def test_the_abstract_resolver():
 @pytest.fixture(params=[PBSClusterResolver, SGEClusterResolver, LSFClusterResolver,
                         MPIJobClusterResolver, SlurmClusterResolver])  # fmt: skip
 def batch(request, put, gpus, tmp_path):
-    """Makes a resolver of a batch system that has two tasks, with the jobs given."""
+    """Return a function that makes a batch system's resolver of two tasks for given jobs."""
     (tmp_path / "nodes").write_text("a\nb\n")
     (tmp_path / "slots").write_text("a 1 all.q@a\nb 1 all.q@b\n")
     put(PBS_NODEFILE=tmp_path / "nodes", PE_HOSTFILE=tmp_path / "slots", LSB_HOSTS="a b")

@@ -1,4 +1,4 @@
-"""Which resolver ``auto`` takes, by how the process seems to have been started."""
+"""Resolvers that ``auto`` chooses by the launch environment of the process."""
 
 import json
 import socket
@@ -78,7 +78,7 @@ def test_auto_where_variables_are_half_set(put, tmp_path, variables, message):
         SHELL,
         {**BODY, "SLURM_STEP_ID": "batch"},
         {"SLURM_JOB_ID": 7, "SLURM_NTASKS": 4},  # the shell of salloc
-        {**BODY, "PMI_RANK": 0, "PMI_SIZE": 1, "MPI_LOCALNRANKS": 1},  # mpiexec -n 1 in it
+        {**BODY, "PMI_RANK": 0, "PMI_SIZE": 1, "MPI_LOCALNRANKS": 1},  # mpiexec -n 1 in the job
         {**SHELL, "OMPI_COMM_WORLD_SIZE": 1, "OMPI_COMM_WORLD_RANK": 0},
         {**BODY, **PARTS, "OMPI_COMM_WORLD_SIZE": 1, "OMPI_COMM_WORLD_RANK": 0},  # mpirun -n 1
         {"LSB_HOSTS": "a b"},
@@ -113,7 +113,7 @@ def test_auto(put, monkeypatch, tmp_path, caplog):
     assert "one process" in caplog.text
     nodes = tmp_path / "nodes"
     nodes.write_text("a\nb\n")
-    put(PBS_NODEFILE=nodes)  # in a job's body, one process is one process
+    put(PBS_NODEFILE=nodes)  # the body of a job is a single process
     assert isinstance(auto(), MPIClusterResolver)
     put(PBS_VNODENUM=1)
     assert isinstance(auto(), PBSClusterResolver)

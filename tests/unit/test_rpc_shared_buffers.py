@@ -1,4 +1,4 @@
-"""Shared buffers: a segment stays as the sender wrote it until its last view is gone."""
+"""Shared buffers: a segment stays unchanged until its last view is gone."""
 
 import gc
 import mmap
@@ -17,7 +17,7 @@ PAGE = mmap.PAGESIZE
 
 
 def pair(pages):
-    """The same memory, as the sender and the receiver know it."""
+    """Return the buffers of the sender and of the receiver on the same memory."""
     shared = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
     return SharedBuffer(shared), SharedBuffer(shared)
 
@@ -68,7 +68,7 @@ def page(place):
 @pytest.mark.parametrize(
     ("change", "sizes"),
     [
-        (lambda place: place + 1, [10]),  # nothing was put there
+        (lambda place: place + 1, [10]),  # nothing was written there
         (lambda place: place + (1 << 32), [10]),  # another piece
         (page, [10]),  # none
         (lambda place: place, [1 << 40]),

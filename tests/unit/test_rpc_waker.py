@@ -1,4 +1,4 @@
-"""The waker: waiting threads are woken by sockets, and by other threads."""
+"""The waker: sockets and other threads wake the waiting threads."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ def pipe():
 
 
 class Sleepers:
-    """Threads that wait, as those of endpoints do, until a flag is set."""
+    """Threads that wait, like threads of endpoints, until a flag is set."""
 
     def __init__(self, waker, count):
         self.flag = threading.Event()
@@ -93,11 +93,11 @@ def test_a_wake_up_does_not_echo(waker):
 
 
 def test_another_leads_when_the_leader_is_done(waker, pipe):
-    """Of two sleepers the one at the descriptors goes; what arrives then wakes the other."""
+    """When the sleeper at the descriptors leaves, the other one takes over and data wakes it."""
     waker.watch(pipe[0])
     sleepers = Sleepers(waker, 2)
     os.write(pipe[1], b"x")
-    wait_until(lambda: sleepers.rounds >= 2)  # the first wakes, and lets the other lead
+    wait_until(lambda: sleepers.rounds >= 2)  # the first sleeper wakes and hands over the lead
     sleepers.flag.set()
     sleepers.end()
 
@@ -125,7 +125,7 @@ def test_many_threads_that_wait_and_wake(waker):
 
 
 def test_a_wait_that_an_exception_ends(waker):
-    """As the handler of a signal may raise: the next thread sleeps, and hears the waker."""
+    """After an exception, as of a signal handler, other threads wait and wake as before."""
 
     def raises():
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What a rank writes into the run folder."""
+"""Files that a rank writes into the run folder."""
 
 import json
 import time

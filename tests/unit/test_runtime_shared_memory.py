@@ -1,4 +1,4 @@
-"""What MPI libraries need of /dev/shm before and after they start."""
+"""Requirements of MPI libraries on /dev/shm before and after they start."""
 
 import pytest
 

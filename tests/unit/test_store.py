@@ -1,4 +1,4 @@
-"""Stores of threads and of processes, and what is the same for all."""
+"""Stores of threads and of processes, and the cases common to all stores."""
 
 import os
 import sqlite3
@@ -120,7 +120,7 @@ def test_killed_processes_leave_whole_entries(tmp_path, adders):
         while store.queue_pop("started") != b"doomed":
             pass
         noted += 1
-        while store.queue_pop("noted") != b"doomed":  # it is in the midst of it
+        while store.queue_pop("noted") != b"doomed":  # the process is adding
             noted += 1
         doomed.kill()
         doomed.wait()
@@ -134,7 +134,7 @@ def test_killed_processes_leave_whole_entries(tmp_path, adders):
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     connection.close()
     noted += store.queue_len("noted")
-    # Who was killed may have added what it had no time to note.
+    # A killed process may have added a number without noting it.
     assert noted <= store.add("n", 0) <= noted + 5
 
 

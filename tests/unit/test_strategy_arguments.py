@@ -1,4 +1,4 @@
-"""What is said of gradients, variables and options that cannot be."""
+"""Errors for unusable gradients, variables and options."""
 
 from contextlib import ExitStack
 from dataclasses import replace

@@ -64,7 +64,7 @@ def calls(monkeypatch):
 
 
 def contents(cluster):
-    """All values, slots, steps and versions of a cluster's only server."""
+    """Return all values, slots, steps and versions of a cluster's only server."""
     shards = [served.shard for served in cluster.parameter_servers[0]._store.variables]
     return [
         (
@@ -79,7 +79,7 @@ def contents(cluster):
 
 
 def train(pushes, kinds, mode, transport):
-    """What is left of pushes of random gradients by two workers, and what these were told."""
+    """Return a server's contents after random pushes by two workers, and the push results."""
     with ExitStack() as stack:
         cluster = Cluster(stack, workers=2, near=transport == "auto")
         pool = stack.enter_context(ThreadPoolExecutor(2))
@@ -148,7 +148,7 @@ def test_what_is_changed_together(make, calls, count, size, expected):
 
 
 def test_what_is_not_alike_is_changed_in_order(make, calls):
-    """The same variable twice, other dtypes, rows, and another rule in between."""
+    """Repeated variables, other dtypes, rows and another rule in between end a joint update."""
     strategy = make().worker(0)
     a, b = (variable(strategy, name, 4, "ones", np.float64) for name in "ab")
     c = variable(strategy, "c", 4, "ones", np.float32)
@@ -178,7 +178,7 @@ def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
 
     def no_room(nbytes):
         asked.append(nbytes)
-        if len(asked) in (3, 4):  # of the third variable: with others, and by itself
+        if len(asked) in (3, 4):  # for the third variable: with others, and alone
             raise errors.ResourceExhaustedError("none left")
         check_room(nbytes)
 
@@ -192,7 +192,7 @@ def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
 
 
 def test_who_reads_meanwhile_sees_whole_values(make):
-    """Every variable is at one version, whose value is known."""
+    """Each read returns the value of one version, and never a mixture of two versions."""
     cluster = make()
     writer, reader = cluster.worker(0), cluster.worker(1)
     names = [f"v{i}" for i in range(20)]
@@ -229,7 +229,7 @@ def exit_at(step, rate=1.0):
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("large", [40_000, 600_000])
 def test_a_schedule_that_exits_keeps_other_changes(make, mode, large):
-    """The schedule also exits before the server knows which variables it can change together."""
+    """The case includes an exit before the server knows which variables can share a bucket."""
     cluster = make()
     strategies = [cluster.worker(index, mode=mode) for index in range(2)]
     sizes = {"a": 3, "b": large, "c": large}

@@ -51,7 +51,7 @@ def owned(name, value):
 
 
 def wanted(names):
-    """All of these variables; what shape the program has them in is looked at by others."""
+    """Return the origins of the named variables. Other code compares their shapes."""
     return {name: Origin(name, whole(np.shape(VALUES.get(name, np.ones(2))))) for name in names}
 
 
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, where):
 
 
 def failing(monkeypatch, name, number):
-    """Make a call of the system's fail, as on a full disk, when it is made so many times."""
+    """Make the call with this number of a function of ``os`` fail, as on a full disk."""
     call, calls = getattr(os, name), []
 
     def fails(*arguments, **options):
@@ -225,8 +225,8 @@ def failing(monkeypatch, name, number):
     monkeypatch.setattr(checkpoint.os, name, fails)
 
 
-# Of an extra file, a server's, and the index; of what gives the folder its name, which another one
-# has; and of what makes the folder.
+# The fsync calls are for an extra file, a server's file, and the index. The rename calls try the
+# final name, move the earlier checkpoint away, and set the final name. mkdir makes the folder.
 CALLS = [
     (name, n) for name, numbers in (("fsync", 3), ("rename", 3)) for n in range(1, numbers + 1)
 ]
@@ -300,7 +300,7 @@ def test_what_killed_jobs_left_is_ignored_and_removed(tmp_path):
 
 
 def partial_of(directory, process, host):
-    """A checkpoint that another process is writing, or was."""
+    """Make a checkpoint that another process is writing or has left unfinished."""
     path = directory / f"step-9.partial-0a-by-{process}-on-{host}"
     path.mkdir()
     (path / "file").write_text("")
@@ -332,7 +332,7 @@ def test_two_that_are_written_at_once(tmp_path):
 
 
 def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatch):
-    """Another job that saves here takes the writer for one that was killed."""
+    """Another job saves in this folder and takes the writer for a killed process."""
     path = write(tmp_path, 4)
     rename, calls = os.rename, []
 
@@ -351,7 +351,7 @@ def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatc
     assert index_of(path) not in (None, before)
 
 
-# Ends itself at one point after the other of a save for which there is one of this step already.
+# Kills saves at successive points. Each save replaces an earlier checkpoint of the same step.
 KILLED = """
 import os, sys
 from strategy.checkpoints.checkpoint import Writing
@@ -442,7 +442,7 @@ def test_the_one_just_saved_stays(tmp_path, monkeypatch):
     def overtaken(partial, path):
         monkeypatch.undo()
         put(partial, path)
-        write(tmp_path, 9)  # another job
+        write(tmp_path, 9)  # by another job
 
     monkeypatch.setattr(checkpoint, "_put_in_place", overtaken)
     assert os.path.isdir(write(tmp_path, 3, keep=1))

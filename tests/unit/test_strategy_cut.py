@@ -39,7 +39,7 @@ def start_save(connection, path):
 
 
 def values_in(path, servers):
-    """The one number that each variable consists of."""
+    """Return the one number that all elements of each variable have."""
     found = {}
     for index in range(servers):
         for key, tensor in load_file(f"{path}/ps-{index}-of-{servers}.safetensors").items():
@@ -100,7 +100,7 @@ def test_two_saves_at_once(make, tmp_path):
     ask(other._connections[1], "Hold", "other")
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    ask(strategy._connections[1], "Release", "own")  # not for it
+    ask(strategy._connections[1], "Release", "own")  # for another save
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
     ask(other._connections[1], "Release", "other")
@@ -234,7 +234,7 @@ def test_a_push_that_reaches_some_servers_only_keeps_no_save_waiting(make, tmp_p
     step(0).wait()
     step(1).wait()
     values = {float(v.numpy()[0]) for v in made[0]}
-    assert values == {-4.0, -5.0}  # where that push came, and where it did not
+    assert values == {-4.0, -5.0}  # with that push, and without it
     strategies[0].restore(path)
     assert {float(v.numpy()[0]) for v in made[0]} == {-2.0, -3.0}
 
@@ -244,7 +244,7 @@ def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
     strategy = cluster.worker(0, placement="round_robin")
     for name in "abcd":
         variable(strategy, name, 4)
-    # Servers that do not see the folder, one of which has no room.
+    # No server sees the folder, and one server has no room.
     path = SimpleNamespace(isdir=lambda folder: False, dirname=os.path.dirname, join=os.path.join)
     hidden = SimpleNamespace(path=path, fstat=os.fstat)
     monkeypatch.setattr(checkpoints, "os", hidden)
@@ -265,7 +265,7 @@ def test_a_release_names_the_save_that_it_releases(make):
     v = variable(strategy, "v", 3)
     (connection,) = strategy._connections
     ask(connection, "Hold", "first")
-    ask(connection, "Release", "second")  # of the same connection
+    ask(connection, "Release", "second")  # another file, same connection
     with ThreadPoolExecutor(1) as pool:
         change = pool.submit(v.assign_add, 1)
         with pytest.raises(errors.FailedPreconditionError, match="the save of 'second'"):

@@ -1,4 +1,4 @@
-"""What replicas are fed with on their GPUs: order, streams, errors, states, and threads."""
+"""Datasets that feed replicas on GPUs: order, streams, errors, states, and threads."""
 
 import collections
 import contextlib
@@ -49,7 +49,7 @@ def batches(count=10, rows=6):
 
 
 def numbers(xp, elements):
-    """The first number of each element of the first replica."""
+    """Return the first number of each element of the first replica."""
     return [int(xp.asnumpy(getattr(e, "values", (e,))[0]).flat[0]) for e in elements]
 
 
@@ -105,7 +105,7 @@ def test_each_replica_gets_an_element_of_its_own(xp, strategy, way):
 
 
 def test_replicas_work_on_what_has_arrived(xp, strategy):
-    """Nobody waits for their streams in between, and memory is used again."""
+    """The program does not synchronize the streams between steps, and memory is reused."""
     replicas = strategy.num_replicas_in_sync
     totals = []
     for gpu in strategy.gpus:
@@ -145,7 +145,7 @@ def test_memory_is_not_used_again_under_a_step_that_has_failed(xp):
             for element in strategy.experimental_distribute_dataset(data):
                 with pytest.raises(ValueError, match="replica 0 fails") as raised:
                     strategy.run(step, (element,))
-                raised.value.__traceback__ = None  # whose frames have the batch
+                raised.value.__traceback__ = None  # its frames reference the batch
                 del element, raised
                 user.synchronize()
         xp.cuda.Device(0).synchronize()
@@ -227,7 +227,7 @@ def test_a_dataset_whose_elements_are_on_a_gpu_is_used_as_it_is(alone):
 
 def test_the_replica_has_its_device_for_what_it_takes(xp):
     with made(xp, "two") as strategy:
-        strategy.gpus, strategy._replicas = (1,), 1  # as the second worker of a host has it
+        strategy.gpus, strategy._replicas = (1,), 1  # like the second worker of a host
         for element in strategy.experimental_distribute_dataset(batches(3)):
             assert element.device.id == xp.cuda.Device().id == 1
     xp.cuda.Device(0).use()
@@ -247,7 +247,7 @@ def test_it_has_a_length_and_passes(xp, strategy):
 
 
 class Counted:
-    """Numbers as batches; how many have been asked for, and never more than are wanted."""
+    """Batches of numbers, which note the requests beyond the wanted elements plus ``ahead``."""
 
     def __init__(self, count, ahead):
         self.asked = self.wanted = 0
@@ -406,7 +406,7 @@ def test_a_state_is_of_what_has_been_used_where_more_lies_ready(xp, strategy):
     first = iter(strategy.experimental_distribute_dataset(data))
     next(first)
     wait_until(lambda: len(first._channel.waiting()) == 2)
-    with made(xp, "sharing") as other:  # for another number of replicas, too
+    with made(xp, "sharing") as other:  # another number of replicas works, too
         second = iter(other.experimental_distribute_dataset(data))
         second.set_state(first.get_state())
         assert numbers(xp, second) == list(range(1, 10))
@@ -468,7 +468,7 @@ def test_a_state_without_the_error_that_lies_ready(xp, alone):
 
 
 def test_an_iterator_that_has_a_state_is_asked_only_for_what_is_used(xp, strategy):
-    """Who has given it may ask it where it is."""
+    """The state of the caller's iterator counts only the elements that were used."""
     data = Dataset.range(10).map(lambda n: np.full(6, n))
     elements = iter(data)
     given = strategy.experimental_distribute_dataset(elements)
@@ -536,7 +536,7 @@ class Closing:
 @pytest.mark.parametrize("taken", [0, 1])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_closed_pass_is_at_its_end(alone, taken, own):
-    """It closes an iterator that it has made, and none that it was given."""
+    """Closing a pass closes an iterator that the pass made, but not an iterator of the caller."""
     within = Closing()
     data = within if own else type("Data", (), {"__iter__": lambda _: within})()
     elements = iter(alone.experimental_distribute_dataset(data))
@@ -594,7 +594,7 @@ def test_a_device_that_fails(xp, alone, monkeypatch):
 
 
 def test_without_a_thread_of_its_own_a_context_is_that_of_the_caller(alone):
-    """NumPy's handling of errors, for one, is the same in the dataset's functions."""
+    """For example, the dataset's functions run with the caller's NumPy error handling."""
     with np.errstate(divide="raise"):
         data = alone.experimental_distribute_dataset(np.ones(3) / n for n in (np.float64(0),))
         with pytest.raises(FloatingPointError):

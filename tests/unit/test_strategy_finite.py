@@ -1,4 +1,4 @@
-"""Whether gradients are finite, as NumPy says it element by element."""
+"""Checks for finite gradients, compared with NumPy's check of every element."""
 
 from types import SimpleNamespace
 

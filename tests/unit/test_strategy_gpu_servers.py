@@ -1,4 +1,4 @@
-"""Variables that live on GPUs of parameter servers, against the same on the host."""
+"""Variables on GPUs of parameter servers, compared with variables on the host."""
 
 import gc
 import threading
@@ -43,7 +43,7 @@ def momentum(param, grad, slots, learning_rate, step):
 
 @contextmanager
 def served(devices, **options):
-    """A cluster, and what makes its workers; its servers are closed at the end."""
+    """Yield a function that makes a cluster's workers. Close the cluster's servers at the end."""
     with ExitStack() as stack:
         cluster = Cluster(stack, **options)
         stack.callback(lambda: [one.close() for one in cluster.parameter_servers])
@@ -51,7 +51,7 @@ def served(devices, **options):
 
 
 def on_both(train, **options):
-    """What a function gives for workers whose variables lie on the host, and on a GPU."""
+    """Return the results of ``train`` with variables on the host and with variables on a GPU."""
     results = []
     for devices in (None, GPU):
         with served(devices, **options) as worker:
@@ -114,7 +114,7 @@ def test_rows_are_those_of_the_host(xp, optimizer, dtype, rows):
     def train(worker):
         v = variable(worker(), "v", (rows, 300), 0.5, dtype)
         for step in range(3):
-            ids = np.random.default_rng(step).integers(0, rows, rows)  # many more than once
+            ids = np.random.default_rng(step).integers(0, rows, rows)  # many ids are repeated
             slices = IndexedSlices(gradient(step, (rows, 300), dtype), ids)
             optimizer.apply_gradients([(slices, v)]).wait()
             optimizer.apply_gradients([(gradient(step, (rows, 300), dtype), v)]).wait()
@@ -124,7 +124,7 @@ def test_rows_are_those_of_the_host(xp, optimizer, dtype, rows):
 
 
 def together(works):
-    """Call functions in threads of their own; their results."""
+    """Call functions in threads of their own, and return their results."""
     results, problems = [None] * len(works), []
 
     def call(number, work):
@@ -174,7 +174,7 @@ def test_changes_that_take_only_the_values(xp, dtype, size):
         v = variable(worker(), "v", (size // 2, 2), 0.5, dtype)
         adam, seen = optimizers.Adam(0.1), []
 
-        def look():  # a step shows what the GPU has
+        def look():  # a step shows the values on the GPU
             adam.apply_gradients([(gradient(len(seen), v.shape, dtype), v)]).wait()
             seen.append(v.numpy())
 
@@ -239,7 +239,7 @@ def test_rows_without_room_on_the_gpu_stay_as_they_are(xp, monkeypatch):
         v = variable(worker(), "v", (20_000, 64), 1.0, "f4")
         momentum = optimizers.SGD(0.5, momentum=0.5)
         first = IndexedSlices(np.zeros((1, 64), "f4"), np.zeros(1, int))
-        momentum.apply_gradients([(first, v)]).wait()  # makes the slots
+        momentum.apply_gradients([(first, v)]).wait()  # creates the slots
         with monkeypatch.context() as patch:
             patch.setattr(xp, "longest", [1 << 20])
             message = r"rows of variable 'v'.* GPU 0 has not enough memory"
@@ -382,7 +382,7 @@ def test_readers_see_whole_versions_while_pushes_run(xp):
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         ones = np.ones(size, "f4")
-        sgd = optimizers.SGD(1.0, momentum=1e-30)  # on the GPU
+        sgd = optimizers.SGD(1.0, momentum=1e-30)  # computed on the GPU
         for _ in range(changes):
             sgd.apply_gradients([(-ones, v)]).wait()
         over.set()
@@ -394,7 +394,7 @@ def test_readers_see_whole_versions_while_pushes_run(xp):
 
 
 def test_a_large_step_of_plain_sgd_is_made_by_the_server(xp):
-    """On the host the worker makes it itself, in memory that is a copy here."""
+    """Shared memory has only a copy of GPU variables, so the worker cannot make the step in it."""
 
     def train(worker):
         v = variable(worker(), "v", 6 * BLOCK, 0.5, "f4")
@@ -452,7 +452,7 @@ def test_where_variables_live(xp):
         optimizers.Adam(1.0).apply_gradients([(np.ones(3, "f4"), v)]).wait()
         np.testing.assert_allclose(v.numpy(), np.zeros(3), atol=1e-5)
     with ParameterServerStrategy(parameter_devices=GPU) as strategy:
-        assert strategy.extended.parameter_devices == ("/device:CPU:0",)  # its task is not here
+        assert strategy.extended.parameter_devices == ("/device:CPU:0",)  # not in a ps task
     with ParameterServerStrategy() as strategy, strategy.scope():
         assert get_variable("v", initializer=1.0).device == "/device:CPU:0"
 
@@ -546,7 +546,7 @@ def test_a_gpu_that_is_lost(xp, monkeypatch):
                 optimizers.Adam(0.1).apply_gradients([(grad, v)]).wait()
             counter.assign_add(1)
             assert int(counter) == 1
-            assert v.numpy().shape == (2 * BLOCK,)  # the last that came down is still to be read
+            assert v.numpy().shape == (2 * BLOCK,)  # the latest downloaded values can still be read
 
 
 def test_all_memory_is_given_back(xp):

@@ -1,4 +1,4 @@
-"""A shard on a GPU: versions of its blocks, and what is seen of it, while it changes."""
+"""A shard on a GPU: versions of its blocks, and reads during changes."""
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +20,7 @@ BLOCKS = 5
 
 
 def made(shape, dtype="f4"):
-    """A shard that holds ones."""
+    """Return a shard that holds ones."""
     layout, device = Layout(shape, dtype), gpu.Gpu(0, "ps 0")
     memory = np.zeros(layout.version_bytes + paged_bytes(layout.data_bytes), np.uint8)
     data = layout.version_bytes
@@ -84,7 +84,7 @@ def test_a_gradient_that_breaks_off_leaves_whole_blocks(shard):
         descend(shard, given())
     assert shard.versions.tolist() == [4] * BLOCKS
     np.testing.assert_array_equal(shard.data[: 2 * BLOCK], np.full(2 * BLOCK, -2))
-    descend(shard, blocks(0))  # shows what the GPU has
+    descend(shard, blocks(0))  # shows the values on the GPU
     np.testing.assert_array_equal(shard.data[: 2 * BLOCK], np.full(2 * BLOCK, -2 - 1.5))
     np.testing.assert_array_equal(shard.data[2 * BLOCK :], np.ones((BLOCKS - 2) * BLOCK))
 
@@ -136,7 +136,7 @@ def test_a_small_push_copies_once_each_way_waits_once_and_allocates_nothing(xp, 
     descend(shard, grads)
     with counted_calls(xp) as counts:
         descend(shard, grads)
-    # The third event is recorded when the gradient of an earlier push has ended.
+    # The third event is recorded when the gradient of an earlier push is freed.
     assert counts.pop("events") <= 3
     assert counts == {"to host": 1, "to device": 1, "waits": 1, "allocations": 0}
     shard.close()

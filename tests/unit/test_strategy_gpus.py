@@ -1,4 +1,4 @@
-"""Replicas on GPUs: which device is whose, and how values and gradients get there and back."""
+"""Replicas on GPUs: their devices, and the transfers of values and gradients."""
 
 import threading
 
@@ -39,12 +39,12 @@ def test_each_replica_has_a_device(xp):
         numbers, current, devices = strategy.run(step)
         assert numbers.values == current.values == (0, 1)
         assert devices[0].values == strategy.extended.worker_devices
-    assert xp.cuda.Device().id == 0  # of a thread that has no replica
+    assert xp.cuda.Device().id == 0  # this thread has no replica
 
 
 def test_one_replica_has_the_device_of_its_worker(xp):
     with made(xp, 2) as strategy:
-        strategy.gpus, strategy._replicas = (1,), 1  # as the second worker of a host has it
+        strategy.gpus, strategy._replicas = (1,), 1  # like the second worker of a host
         assert strategy.run(lambda: xp.cuda.Device().id) == 1
         assert xp.cuda.Device().id == 1
     xp.cuda.Device(0).use()
@@ -115,7 +115,7 @@ def test_a_small_pull_copies_once_waits_for_nothing_and_allocates_nothing(xp):
             assert xp.asnumpy(value) == [1]
             return counts
 
-        # The second event is recorded when the array of an earlier pull has ended.
+        # The second event is recorded when the array of an earlier pull is freed.
         wanted = {"to host": 0, "to device": 1, "waits": 0, "allocations": 0}
         counts = strategy.run(step)
         assert counts.pop("events") <= 2
@@ -199,7 +199,7 @@ def test_gradients_of_replicas_come_to_the_host_as_one(xp, gpus, monkeypatch):
 
 
 class OfAnotherPackage:
-    """An array whose stream only the thread that has computed it knows, as torch's; who looks?"""
+    """An array with a stream known only to the computing thread, like torch's. Logs readers."""
 
     def __init__(self, array):
         self._facts = array.__cuda_array_interface__
@@ -270,7 +270,7 @@ def test_a_gradient_is_taken_behind_the_stream_that_computes_it(xp, gpus):
                 for _ in range(20):
                     grad += 1
                 work = optimizer.apply_gradients([(grad, weight)])
-                grad += 1000  # it may be used again at once
+                grad += 1000  # the array may be reused at once
                 work.wait()
 
         strategy.run(step)
@@ -307,7 +307,7 @@ def test_pulls_pass_by_what_the_stream_has_to_do(xp, pull):
 
         def step():
             with xp.cuda.Stream(non_blocking=True) as stream:
-                # The memory for them is made.
+                # These pulls allocate the memory.
                 values = [PULLS[pull](weight) for _ in range(3)]
                 stream.synchronize()
                 del values
@@ -346,7 +346,7 @@ def test_gradients_leave_ahead_of_what_is_queued_before_the_push(xp):
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_steps_whose_gradients_leave_while_the_next_is_computed(xp, gpus):
-    """Each is of values without the push of the step before."""
+    """Each step uses values without the push of the step before."""
     count, at_first = 6, np.linspace(-1, 1, 50)
     with made(xp, gpus) as strategy, strategy.scope():
         weight = get_variable("w", (50,), initializer=at_first, dtype="f8")
@@ -554,7 +554,7 @@ def test_what_is_made_in_a_merge_call_is_behind_its_stream(xp):
             with xp.cuda.Stream(non_blocking=True):
                 value = get_replica_context().merge_call(queued, (0,))
                 if merging == [threading.get_ident()]:
-                    assert read.wait(20)  # the other one reads first
+                    assert read.wait(20)  # the other replica reads first
                 least = float(xp.asnumpy(value).min())
                 read.set()
                 return least

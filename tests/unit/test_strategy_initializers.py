@@ -16,17 +16,17 @@ FLOAT = np.dtype(np.float32)
 
 
 def initial_value(initializer, shape, dtype):
-    """The first value of a variable that is not divided."""
+    """Return the first value of a variable that is not divided."""
     return InitialValue(initializer, shape, dtype).part(whole(shape)).reshape(shape)
 
 
-# Shape, connections into a unit, connections out of it.
+# Shape, fan-in, fan-out.
 FANS = [
     ((400, 250), 400, 250),
     ((90_000,), 90_000, 90_000),
     ((3, 3, 100, 60), 900, 540),
 ]
-# Name, variance times the number of connections, which connections.
+# Name, variance times the fan, mode of the fan.
 KINDS = [
     ("glorot_uniform", 1, "both"),
     ("glorot_normal", 1, "both"),
@@ -43,7 +43,7 @@ def test_statistics(name, scale, which, shape, fan_in, fan_out):
     value = getattr(initializers, name)(seed=1)(shape, np.dtype(np.float64))
     n = {"both": (fan_in + fan_out) / 2, "in": fan_in}[which]
     deviation = math.sqrt(scale / n)
-    # The mean and the deviation of so many numbers are this close, or the seed is very unlucky.
+    # The bound is five standard errors, so only a very unlucky seed exceeds it.
     close = 5 / math.sqrt(value.size)
     assert abs(value.mean()) < close * deviation
     assert value.std() == pytest.approx(deviation, rel=close)

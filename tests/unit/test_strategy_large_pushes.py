@@ -48,14 +48,14 @@ started, go_on = threading.Event(), threading.Event()
 
 
 def keep_busy(param, grad, slots, rate, step):
-    """Occupy the server, as the function of an optimizer, until the test sets ``go_on``."""
+    """Occupy the server, as an optimizer function, until the test sets ``go_on``."""
     started.set()
     assert go_on.wait(LIMIT_S)
 
 
 @pytest.fixture
 def busy():
-    """An optimizer whose pushes occupy the server."""
+    """Yield an optimizer with pushes that occupy the server."""
     started.clear()
     go_on.clear()
     yield optimizers.Function(keep_busy)
@@ -194,7 +194,7 @@ def test_an_interrupted_push_is_applied_whole_or_not_at_all(
     with pytest.raises(KeyboardInterrupt):
         push(sgd, pairs)
     pool.submit(strategies[0].save, str(tmp_path)).result(LIMIT_S)  # waits for no push
-    push(sgd, pairs)  # the next push of the worker works
+    push(sgd, pairs)  # the worker's next push works
     push(sgd, [(gradient(2.0), made[0][0])])
     large, small = made[0][0].numpy(), made[0][1].numpy()
     counted = -small[0] - 1

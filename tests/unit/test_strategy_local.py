@@ -39,7 +39,7 @@ CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
 @pytest.fixture
 def local(monkeypatch):
-    """What local mode makes is closed after the test."""
+    """Close the endpoints of local mode after the test."""
     hosts = []
     start = LocalHost.__init__
 
@@ -125,7 +125,7 @@ class TestLocalMode:
         "cluster", [{}, ClusterSpec({}), SimpleClusterResolver(ClusterSpec({}))]
     )
     def test_a_cluster_without_jobs_is_none(self, cluster, described, monkeypatch):
-        if described:  # what is given goes before it
+        if described:  # arguments take precedence over TF_CONFIG
             monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER}))
         strategy = ParameterServerStrategy(cluster)
         assert strategy.extended.parameter_devices == ("/device:CPU:0",)
@@ -140,7 +140,7 @@ class TestLocalMode:
 
 @contextlib.contextmanager
 def tasks_without_others():
-    """What makes a strategy of an evaluator, of a job of two ps tasks, and one without cluster."""
+    """Yield makers of the strategies of an evaluator and of a script without cluster."""
     with contextlib.ExitStack() as stack:
         cluster = Cluster(stack, servers=2)
         evaluator = Host(cluster, "evaluator", 0)
@@ -152,7 +152,7 @@ def tasks_without_others():
 
 
 def step_of(strategy):
-    """What a variable is after a step by SGD."""
+    """Return a variable's values after one step of SGD."""
     with strategy.scope():
         v = get_variable("v", 3, initializer=1.0)
     optimizers.SGD(1.0).apply_gradients([(np.full(3, 2.0), v)]).wait()
@@ -338,7 +338,7 @@ class TestScope:
 
 
 def outside(name):
-    """A variable made outside of any scope, though there is a cluster."""
+    """Make a variable outside of any scope, though there is a cluster."""
     with pytest.warns(UserWarning, match="made outside of strategy.scope"):
         return get_variable(name, 1)
 
@@ -406,13 +406,13 @@ def test_leaving_the_server_drains():
 
 @contextlib.contextmanager
 def threads_end(within_s=0.0):
-    """The servers of local mode that the block starts have ended when it is left, or soon."""
+    """Check that the servers of local mode end with the block, or within ``within_s`` seconds."""
     before = set(threading.enumerate())
     yield
     new = [t for t in threading.enumerate() if t not in before and t.name.startswith("ps of ")]
     deadline = time.monotonic() + within_s
     while any(thread.is_alive() for thread in new) and time.monotonic() < deadline:
-        # A collection does nothing while another thread is at one, as such a server is in its end.
+        # gc.collect() does nothing during a collection by another thread, such as an ending server.
         gc.collect()
         for thread in new:
             thread.join(0.02)
@@ -437,14 +437,14 @@ class TestClose:
                     optimizer.apply_gradients([(np.ones(size, np.float32), v)])
                 kept.append((strategy, v, optimizer))
                 resident.append(resident_mib())
-        assert resident[-1] - resident[0] < 64  # of 5 times 96; the first one loads code
+        assert resident[-1] - resident[0] < 64  # MiB; a leak takes 5 x 96; the first one loads code
 
     def test_local_strategies_end_as_garbage(self):
         before = resident_mib()
         with threads_end(within_s=10):
             for _ in range(6):
                 variable(ParameterServerStrategy(), "v", LARGE, "ones", np.float32)
-        assert resident_mib() - before < 64  # of 6 times 32
+        assert resident_mib() - before < 64  # MiB; a leak takes 6 x 32
 
     def test_a_cluster_that_comes_later_ends_local_mode(self):
         with threads_end():

@@ -31,7 +31,7 @@ def make():
 
 
 def together(works):
-    """Call functions in threads of their own; their results, or the first error."""
+    """Call functions in threads of their own. Return their results, or raise the first error."""
     results, problems = [None] * len(works), []
 
     def call(number, work):
@@ -53,7 +53,7 @@ def together(works):
 
 
 def until(condition):
-    """Wait for what another thread does."""
+    """Wait for a condition that another thread fulfils."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline
@@ -66,7 +66,7 @@ def variables(strategy, sizes, dtype=np.float32):
 
 
 def gradient(worker, step, value):
-    """Depends on all of these, and on the order of the sum."""
+    """Return a gradient that depends on all arguments. Sums depend on the order of the workers."""
     random = np.random.default_rng((worker, step))
     noise = random.standard_normal(value.shape) * 10.0 ** random.integers(-3, 4)
     return (noise + np.asarray(value, np.float64)).astype(value.dtype)
@@ -110,7 +110,7 @@ def test_steps_of_all_workers_are_those_of_one_process(make, servers, near, dtyp
     for step in range(steps):
         values = [v.read_value() for v in made]
         grads = [mean([gradient(w, step, value) for w in range(workers)]) for value in values]
-        if dtype is ml_dtypes.bfloat16:  # the mean stays in float32, which a push would round
+        if dtype is ml_dtypes.bfloat16:  # the mean stays in float32, but a push would round it
             return check_halves(results, values, step)
         optimizer.apply_gradients(zip(grads, made, strict=True)).wait()
     for result in results:
@@ -120,7 +120,7 @@ def test_steps_of_all_workers_are_those_of_one_process(make, servers, near, dtyp
 
 
 def check_halves(results, first, step):
-    """All workers have the same, which has changed."""
+    """Check that all workers have the same values, and that the values have changed."""
     assert step == 0
     for result in results:
         for value, start, same in zip(result, first, results[0], strict=True):
@@ -183,7 +183,7 @@ def test_a_slow_worker_with_backup_workers(make):
             assert apply(index, made).contributed
         if index == 0:
             fast_are_done.set()
-            assert apply(index, made).contributed  # with the slow one
+            assert apply(index, made).contributed  # with the slow worker
         strategy.finish()
 
     def slow():
@@ -205,7 +205,7 @@ def test_a_slow_worker_with_backup_workers(make):
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_worker_that_skips_a_step(make, servers):
-    """Steps are made by those whose gradients are finite; one that nobody has is none."""
+    """Workers with finite gradients make the step. Without finite gradients, there is no step."""
     cluster = make(workers=3, servers=servers)
     given = [[1.0, np.nan, np.nan, 1.0], [2.0, np.inf, 2.0, 2.0], [4.0, np.nan, 4.0, np.nan]]
 
@@ -264,7 +264,7 @@ def test_workers_that_leave_are_not_waited_for(make):
     with pytest.raises(errors.FailedPreconditionError, match="worker 1 has finished its training"):
         optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)])
     strategies[1].finish()
-    expected = 1 - (2 * 2 + 2 * 2 + 3 * 1)  # of all, of 1 and 3, of 1 alone
+    expected = 1 - (2 * 2 + 2 * 2 + 3 * 1)  # of all, of 0 and 2, of 0 alone
     np.testing.assert_array_equal(strategies[0].creator.by_name["v0"], [expected] * 2)
     assert int(strategies[1].global_step) == max(counts)
 
@@ -304,7 +304,7 @@ def test_nobody_gets_too_far_ahead(make):
 
 
 def test_what_is_seen_on_a_short_leash(make):
-    """With a bound of 0 every worker sees all that the others did before."""
+    """With a bound of 0, every worker sees all earlier pushes of the other workers."""
     cluster = make(workers=3)
 
     def train(index):
@@ -442,7 +442,7 @@ def test_what_follows_a_step_that_fails_is_applied(make):
         connection = both[0]._connections[0]
         server = cluster.parameter_servers[0]._store
 
-        def behind():  # the other has pushed, and assigned behind it
+        def behind():  # the other worker has pushed, and then assigned
             return [len(one.unfinished) for one in server.connections.values()] == [0, 2]
 
         def failing(*_):
@@ -505,7 +505,7 @@ def test_an_interrupt_while_a_worker_waits(make):
         until(lambda: any(one._entered for one in list(rounds.values())))
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    # Python leaves the signal alone where it is ignored at start, as in the background of a shell.
+    # Python installs no SIGINT handler if SIGINT is ignored at start, as in a shell's background.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Thread(target=interrupt, daemon=True).start()
@@ -644,7 +644,7 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
 
 
 def own_words(strategy, variable):
-    """Return what workers compare of a step of SGD for a variable."""
+    """Return the words that workers compare for a step of SGD."""
     return describe_step(optimizers.SGD(1.0), 1.0, [(None, variable)])
 
 

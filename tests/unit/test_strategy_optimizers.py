@@ -1,4 +1,4 @@
-"""Optimizers as a worker makes them."""
+"""Optimizers of a single worker."""
 
 import gc
 import inspect
@@ -26,7 +26,7 @@ CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
 @pytest.fixture
 def strategy():
-    """A strategy whose scope is open."""
+    """Yield a strategy with an open scope."""
     with mpidist.Server(CLUSTER, "worker", 0):
         strategy = ParameterServerStrategy()
         with strategy.scope():
@@ -158,7 +158,7 @@ def test_optimizers_of_other_names_do_not(strategy):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [7, 300_000])
 def test_every_kind_on_a_server(strategy, kind, size):
-    """Against its rule on the whole array at once."""
+    """The updates on a server equal the rule applied to the whole array at once."""
     optimizer = getattr(optimizers, kind)(0.1)
     start, grads = np.linspace(-1, 1, size), [np.linspace(2, -1, size), np.linspace(-1, 3, size)]
     v = get_variable("v", size, np.float64, start)
@@ -251,7 +251,7 @@ def test_a_rule_that_fails_leaves_a_server_that_works(strategy, size):
 def test_gradients_are_scaled_down_to_a_norm(strategy, size):
     v, w = (get_variable(name, size, np.float64, "zeros") for name in "vw")
     sgd = optimizers.SGD(1.0, global_clipnorm=5.0)
-    for factor, expected in ((1.0, 1.0), (10.0, 5.0)):  # the norms of both together
+    for factor, expected in ((1.0, 1.0), (10.0, 5.0)):  # joint norms of both gradients
         grads = [np.full(size, -factor * part / np.sqrt(size)) for part in (0.6, 0.8)]
         v.assign(0.0)
         w.assign(0.0)
@@ -394,7 +394,7 @@ def test_a_rate_of_zero_changes_nothing(strategy, kind):
     optimizer = getattr(optimizers, kind)(warm_up)
     optimizer.apply_gradients([(np.ones(3, np.float32), v)])
     np.testing.assert_array_equal(v, [1, -2, 0])
-    for _ in range(6):  # the last of them at its end, which is zero again
+    for _ in range(6):  # the last steps are past the end of the schedule, with rate 0 again
         optimizer.apply_gradients([(np.ones(3, np.float32), v)])
     assert np.isfinite(v.read_value()).all()
 
@@ -420,7 +420,7 @@ def test_functions_that_change_nothing_in_place(strategy, function):
 
 
 class WithoutWordsError(Exception):
-    """Cannot be shown."""
+    """An exception that cannot be converted to text."""
 
     def __str__(self):
         raise RuntimeError
@@ -437,7 +437,7 @@ def test_an_error_that_cannot_be_shown(strategy):
 
 @pytest.mark.parametrize("transport", ["auto", "rma", "p2p"])
 def test_an_update_that_fails_keeps_the_others_in_step(transport):
-    """What is left of its gradients must not be taken for the next one's."""
+    """The remaining gradient data of the failed update must not be used by the next update."""
     size = 600_000
 
     def fail_at_halves(param, grad, slots, learning_rate, step):
@@ -540,7 +540,7 @@ def test_optimizers_that_are_gone_are_not_kept(strategy):
 
 
 def test_lamb_takes_the_norms_of_whole_variables():
-    """Small variables of a bucket, and one of several blocks."""
+    """The case has small variables in a bucket, and a variable of several blocks."""
     sizes, lamb = (3, 5, 300_000), optimizers.Lamb(0.1, weight_decay=0.1)
     with ParameterServerStrategy() as strategy, strategy.scope():
         made = [get_variable(f"v{n}", size, np.float64, n + 1.0) for n, size in enumerate(sizes)]
@@ -562,7 +562,7 @@ def test_lamb_takes_the_norms_of_whole_variables():
         with pytest.raises(InvalidArgumentError, match="'Lamb' cannot update rows of variab"):
             lamb.apply_gradients([(IndexedSlices(np.ones(1), [0]), made[0])]).wait()
         zero = get_variable("zero", 4, "float16", 0.0)
-        lamb.apply_gradients([(np.ones(4, np.float16), zero)]).wait()  # its norm is 0
+        lamb.apply_gradients([(np.ones(4, np.float16), zero)]).wait()  # the variable has norm 0
         np.testing.assert_allclose(zero, np.full(4, -0.1), rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""How variables are divided, and by which partitioners."""
+"""Division of variables into parts, and the partitioners."""
 
 import math
 
@@ -16,7 +16,7 @@ SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
 
 @st.composite
 def divisions(draw, shape=None):
-    """A shape, and the parts of it by some partitioner."""
+    """Draw a shape and its parts by some partitioner."""
     shape = draw(SHAPES) if shape is None else shape
     axis = draw(st.one_of(st.none(), st.integers(0, len(shape) - 1)))
     if axis is None:

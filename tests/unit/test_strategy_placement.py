@@ -1,4 +1,4 @@
-"""Which ps task a variable lives on."""
+"""Placement of variables on ps tasks."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ def cluster():
 
 
 def places(placement, layouts):
-    """Where variables go that are created one after the other."""
+    """Return the ps tasks of variables that are created one after the other."""
     chosen = []
     for number, layout in enumerate(layouts):
         chosen += placement.choose([(f"v{number}", layout)])
@@ -122,7 +122,7 @@ class TestTensorFlowsNames:
         assert byte_size_load_fn("v", (), np.dtype("int64")) == 8
 
     def test_by_name(self):
-        """As TensorFlow's own tests have it."""
+        """The choices are the expected values of TensorFlow's own tests."""
         names = ["Variable", "Variable_1", "Variable_2", "Variable_3"]
         chooser = RandomStrategy(2, seed=0)
         assert [chooser(name, (), np.dtype(int)) for name in names] == [1, 0, 1, 1]
@@ -185,7 +185,7 @@ class TestTensorFlowsNames:
     def test_strategies_take_them(self, cluster):
         setter = replica_device_setter(cluster=cluster.spec)
         strategy = cluster.worker(0, placement=setter)
-        made = [variable(strategy, f"v{n}", 3) for n in range(3)]  # behind the global step
+        made = [variable(strategy, f"v{n}", 3) for n in range(3)]  # created after the global step
         found = [strategy._connections.index(v.remotes[0].connection) for v in made]
         assert found == [1, 2, 0]
         with ParameterServerStrategy(placement=RandomStrategy(5)) as alone:
@@ -218,11 +218,11 @@ def test_a_place_that_another_worker_does_not_use(cluster):
     variable(cluster.worker(0, placement=lambda *_: 2), "v", 5)
     devices = ["/job:ps/task:0", "/job:ps/task:1"]
     with pytest.raises(InvalidArgumentError, match=r"worker 0 created .* on ps 2, which is not"):
-        cluster.worker(1, parameter_devices=devices)  # the global step
+        cluster.worker(1, parameter_devices=devices)  # creates the global step
 
 
 def spread(*loads):
-    """A placement with variables of so many bytes, one a server."""
+    """Return a placement with one variable of the given size in bytes on each server."""
     placement = Placement(lambda name, shape, dtype: int(name), len(loads))
     for server, layout in enumerate(layouts_of(loads)):
         placement.note(server, layout)
@@ -232,7 +232,7 @@ def spread(*loads):
 def test_an_imbalance_in_words():
     mib = 1 << 20
     assert spread(4 * mib, 4 * mib, 3 * mib).imbalance() == ""
-    assert spread(100, 0).imbalance() == ""  # too little to matter
+    assert spread(100, 0).imbalance() == ""  # too small to matter
     assert spread(8 * mib).imbalance() == ""
     problem = spread(8 * mib, mib, 0).imbalance()
     assert "8.0, 1.0, 0.0 MiB on the ps tasks" in problem

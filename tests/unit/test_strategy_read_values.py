@@ -15,7 +15,7 @@ from strategy.client.connection import Connection
 from strategy.partitioners import fixed_size_partitioner
 from strategy.proto import parameter_server_pb2 as pb
 
-LARGE = client_pull.SMALL_BYTES // 8  # elements of 8 bytes that are no longer small
+LARGE = client_pull.SMALL_BYTES // 8  # the fewest elements of 8 bytes that are not small
 SHAPES = [(), (0, 3), (5,), (3, 4), (LARGE - 1,), (LARGE,), (3, 7)]
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, np.bool_]
 
@@ -27,7 +27,7 @@ def make():
 
 
 def some(strategy):
-    """Variables of all kinds, and what they are."""
+    """Return variables of all kinds and their values."""
     made, values = [], []
     random = np.random.default_rng(0)
     for dtype in DTYPES:
@@ -43,7 +43,7 @@ def some(strategy):
 
 @pytest.fixture
 def asked(make, monkeypatch):
-    """The methods that are asked of servers."""
+    """Return a list that records the methods called on servers."""
     methods = []
     start = Connection.start
 
@@ -68,7 +68,7 @@ def test_as_one_by_one(make, asked, near, servers, consistent):
         assert asked == []
     else:
         assert sum(method.startswith("ReadMany") for method in asked) == servers
-        # Of two dtypes one is as large.
+        # Only the variables of LARGE elements with the two dtypes of 8 bytes are large.
         assert asked.count("Read") == 2
     assert all(type(array) is np.ndarray for array in found)
     for array, value, v in zip(found, values, made, strict=True):

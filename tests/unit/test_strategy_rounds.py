@@ -1,4 +1,4 @@
-"""Who may go on, and means of what several workers push."""
+"""Rounds and clocks of workers, and means of the values that several workers push."""
 
 import ml_dtypes
 import numpy as np
@@ -171,7 +171,7 @@ def test_a_whole_block_of_halves():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums_of_rows_are_in_the_order_of_the_workers(dtype):
-    """Where the order counts: nothing else gives this result."""
+    """Rounding makes the order visible: no other order gives these sums."""
     layout = Layout((2, 8), dtype)
     large = 2.0 ** (53 if dtype == "float64" else 24)
     values = [np.full(8, value, dtype) for value in (large, 1, 1, -large)]
@@ -209,7 +209,7 @@ def test_the_next_strategies_of_a_name_begin_with_all_workers():
         rounds.leave(worker)
         clocks.leave(worker)
     assert rounds.join(0) == clocks.join(0) == 3
-    assert rounds.enter(0, 3, "zero") == []  # it waits for worker 1
+    assert rounds.enter(0, 3, "zero") == []  # waits for worker 1
     assert rounds.missing() == [1]
     assert clocks.advance(0, 4, "zero") == ["zero"]
     assert clocks.advance(0, 5, "zero") == []

@@ -29,7 +29,7 @@ COMBINERS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.max
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
-    """A strategy whose scope is open."""
+    """Yield a strategy with an open scope."""
     with mpidist.Server(CLUSTER, "worker", 0):
         strategy = ParameterServerStrategy(transport=request.param)
         with strategy.scope():
@@ -41,7 +41,7 @@ def random(seed, *shape):
 
 
 def same_fixture(function):
-    """Examples share the strategy: each makes a variable of its own."""
+    """Let examples share the strategy: each example makes its own variable."""
     return settings(
         deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )(function)
@@ -112,7 +112,7 @@ def test_arguments_that_do_not_fit(strategy):
 @pytest.mark.parametrize("name", ["update", "add", "sub", "mul", "div", "min", "max"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
 def test_scattering(name, dtype):
-    """Against one change after the other."""
+    """The result equals the changes applied one after the other."""
     if name == "div" and dtype == np.int32:
         return
     start = (5 * random(1, 8, 3)).astype(dtype)
@@ -189,7 +189,7 @@ def test_numbers_each_once(bits, count, negative):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_optimizers_change_many_rows(kind, dtype):
-    """More than one piece of them."""
+    """The rows take more than one piece."""
     optimizer = getattr(optimizers, kind)(0.1)
     start, named = random(4, 5000, 80).astype(dtype), np.random.default_rng(5).permutation(5000)
     named = named[:2500]
@@ -206,7 +206,7 @@ def test_optimizers_change_many_rows(kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 def test_optimizers_change_the_rows_that_are_named(kind, dtype):
-    """As they would change a variable of these rows alone."""
+    """The result equals an update of a variable with only these rows."""
     optimizer = getattr(optimizers, kind)(0.1)
     start, named = random(4, 40, 7).astype(dtype), np.array([30, 2, 3, 17])
     v = get_variable("v", (40, 7), dtype, start)
@@ -359,7 +359,7 @@ def test_rows_of_halves_are_rounded_once():
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_gradients_of_bags(combiner):
-    """Against differences of the loss."""
+    """The gradients equal finite differences of the loss."""
     table, upstream = random(8, 6, 2), random(9, 3, 2)
     v = get_variable("v", (6, 2), np.float64, table)
     bags = Bags([[1, 4, 1], [0], []], [[0.5, 2.0, 1.0], [3.0], []], combiner)

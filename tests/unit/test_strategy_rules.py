@@ -14,7 +14,7 @@ from strategy.optimizers import BY_NAME
 from strategy.rules import ADD, ASSIGN, SUB, Kind, Rule, Update, on_arrays
 from strategy.server.shard import change_rows
 
-# Each kind with the numbers that lead to different steps.
+# Each optimizer with the hyperparameters that change its update steps.
 CONFIGURATIONS = [
     optimizers.SGD(0.3),
     optimizers.SGD(0.3, weight_decay=0.1),
@@ -85,7 +85,7 @@ def rmsprop(p, grads, learning_rate, rho, momentum, epsilon, centered, weight_de
 
 
 def adam(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay, amsgrad, decoupled=False):
-    """Algorithm 1 of arXiv 1412.6980; decoupled: algorithm 2 of arXiv 1711.05101."""
+    """Run algorithm 1 of arXiv 1412.6980 or, if decoupled, algorithm 2 of arXiv 1711.05101."""
     m = v = largest = 0.0
     for t, g in enumerate(grads, 1):
         if decoupled:
@@ -101,7 +101,7 @@ def adam(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay, amsgrad
 
 
 def adadelta(p, grads, learning_rate, rho, epsilon, weight_decay):
-    """Algorithm 1 of arXiv 1212.5701."""
+    """Run algorithm 1 of arXiv 1212.5701."""
     squares = deltas = 0.0
     for g in grads:
         g = g + weight_decay * p
@@ -115,7 +115,7 @@ def adadelta(p, grads, learning_rate, rho, epsilon, weight_decay):
 def adafactor(
     p, grads, learning_rate, beta_2_decay, epsilon_1, epsilon_2, clip_threshold, weight_decay
 ):
-    """Algorithm 5 of arXiv 1804.04235, with the constants of torch."""
+    """Run algorithm 5 of arXiv 1804.04235, with the constants of torch."""
     epsilon_1 = epsilon_1 or np.finfo(p.dtype).eps
     rows = columns = squares = 0.0
     for t, g in enumerate(grads, 1):
@@ -136,7 +136,7 @@ def adafactor(
 
 
 def adamax(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
-    """Algorithm 2 of arXiv 1412.6980."""
+    """Run algorithm 2 of arXiv 1412.6980."""
     m = u = 0.0
     for t, g in enumerate(grads, 1):
         g = g + weight_decay * p
@@ -147,7 +147,7 @@ def adamax(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
 
 
 def nadam(p, grads, learning_rate, beta_1, beta_2, epsilon, momentum_decay, weight_decay):
-    """The table of torch's documentation."""
+    """Run the NAdam algorithm in the table of torch's documentation."""
     m, v, product = 0.0, 0.0, 1.0
     for t, g in enumerate(grads, 1):
         g = g + weight_decay * p
@@ -163,7 +163,7 @@ def nadam(p, grads, learning_rate, beta_1, beta_2, epsilon, momentum_decay, weig
 
 
 def lamb(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
-    """Algorithm 2 of arXiv 1904.00962."""
+    """Run algorithm 2 of arXiv 1904.00962."""
     m = v = 0.0
     for t, g in enumerate(grads, 1):
         m = beta_1 * m + (1 - beta_1) * g
@@ -174,7 +174,7 @@ def lamb(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
 
 
 def lion(p, grads, learning_rate, beta_1, beta_2, weight_decay):
-    """Program 1 of arXiv 2302.06675."""
+    """Run program 1 of arXiv 2302.06675."""
     m = 0.0
     for g in grads:
         step = np.sign(beta_1 * m + (1 - beta_1) * g)
@@ -184,7 +184,7 @@ def lion(p, grads, learning_rate, beta_1, beta_2, weight_decay):
 
 
 def ftrl(p, grads, learning_rate, initial_accumulator_value, l1, l2, l2_shrinkage, beta):
-    """As Keras writes it, with the learning rate power -1/2."""
+    """Run FTRL as in Keras, with the learning rate power -1/2."""
     n, z = initial_accumulator_value, 0.0
     for g in grads:
         new = n + g**2
@@ -243,7 +243,7 @@ def slots_of(rule, shape, dtype):
 
 
 def update(rule, param, grad, numbers=(), slots=(), cuts=()):
-    """Apply a rule to the pieces between the cuts; the gradient must stay as it is."""
+    """Apply a rule to the pieces between the cuts. The gradient is read-only."""
     edges = [0, *sorted(cuts), param.size]
     grad.flags.writeable = False
     for start, stop in itertools.pairwise(edges):
@@ -252,7 +252,7 @@ def update(rule, param, grad, numbers=(), slots=(), cuts=()):
 
 
 def trained(optimizer, dtype, steps=20, size=500, first=(), make=numpy_rule):
-    """The variable, which begins with given values, and the slots after some steps."""
+    """Return the variable and its slots after some steps. The variable begins with ``first``."""
     rule = make(optimizer)
     param, slots = random(3, size, dtype), slots_of(rule, size, dtype)
     param[: len(first)] = first
@@ -330,7 +330,7 @@ def test_torch_takes_the_same_steps(optimizer, name, options):
     for step in range(100):
         theirs.grad = torch.tensor(random(11 + step, 500))
         peer.step()
-    tolerance = 1e-6 if name == "NAdam" else 1e-9  # which keeps a product in float32
+    tolerance = 1e-6 if name == "NAdam" else 1e-9  # torch's NAdam keeps a product in float32
     np.testing.assert_allclose(param, theirs.numpy(), rtol=tolerance, atol=tolerance)
 
 
@@ -451,7 +451,7 @@ def test_rows_of_any_width_take_little_memory(width):
     rule, numbers = numpy_rule(optimizer), [optimizer.numbers(0.01, step) for step in (1, 2)]
     for step in range(2):
         update(rule, flat[0], grad, numbers[step], flat[1:])
-    change_rows(rule, tables, ids, grad, numbers[0])  # compiles
+    change_rows(rule, tables, ids, grad, numbers[0])  # compiles the rule
     tracemalloc.start()
     try:
         change_rows(rule, tables, ids, grad, numbers[1])

@@ -23,7 +23,7 @@ def stack():
 
 @pytest.fixture(params=["local", "two servers"])
 def make(request, stack):
-    """A function that makes strategies of one worker; each has a variable v and a variable u."""
+    """Return a function that makes strategies of one worker, each with variables v and u."""
     cluster = Cluster(stack, servers=2)
 
     def one():
@@ -37,7 +37,7 @@ def make(request, stack):
 
 
 def pushing(made):
-    """Push to v and u in a thread until the event that is returned is set."""
+    """Push to v and u in a thread until an event is set. Return the event and the thread."""
     stop, sgd = threading.Event(), optimizers.SGD(1.0)
 
     def push():
@@ -50,7 +50,7 @@ def pushing(made):
 
 
 def numbers(made):
-    """The numbers that the variables consist of."""
+    """Return the distinct values of each variable."""
     return [np.unique(v.numpy()).tolist() for v in made]
 
 

@@ -23,25 +23,25 @@ def constant(rate):
 
 
 def of_globals(rate):
-    """Return a function whose code is always the same, and whose module has another value."""
+    """Return a function with constant code that reads its rate from the globals of its module."""
     space = {"RATE": rate}
     exec("def schedule(step):\n    return RATE", space)
     return space["schedule"]
 
 
 def later(rate):
-    """Return a function whose rates differ only after ten updates."""
+    """Return a function that gives the rate only after ten updates."""
     return lambda step: 0.5 if step < 10 else rate
 
 
 def failing(rate):
-    """Return a function that raises an error for late steps, at another step for each rate."""
+    """Return a function that raises an error at a late step, which depends on the rate."""
     rates = [rate] * (2 if rate == 0.5 else 11)
     return lambda step: rates[step]
 
 
 class Warmup:
-    """A schedule that is an object, with an attribute that shows its address and has no pickle."""
+    """A schedule object with a lock, which shows its address and cannot be pickled."""
 
     def __init__(self, rate):
         self.rate, self.lock = np.float32(rate), threading.Lock()
@@ -75,14 +75,14 @@ def update(param, grad, slots, rate, step):
 
 
 def rule(body):
-    """Return a function that is called "update", too."""
+    """Return another function named "update"."""
     space = {"__name__": __name__, "np": np}
     exec(f"def update(param, grad, slots, rate, step):\n    {body}", space)
     return space["update"]
 
 
 def train(makers):
-    """Make a step of two workers in mode sync, each with its own optimizer. Return the results."""
+    """Run one step of two workers in mode sync with an optimizer each. Return the results."""
 
     def work(index):
         strategy = cluster.worker(index, mode="sync")

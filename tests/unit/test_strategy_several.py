@@ -9,7 +9,7 @@ import mpidist
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.creation import VariableCreator
 
-SIZES = (10, 2048, 300_000)  # in a message, the first that is staged, several blocks
+SIZES = (10, 2048, 300_000)  # in a message, the smallest staged size, several blocks
 TRANSPORTS = ("auto", "p2p")
 
 
@@ -20,7 +20,7 @@ def server():
 
 
 def make(transport, own):
-    """A strategy, and its variables: some of all strategies, and some of its own."""
+    """Return a strategy, its variables shared by all strategies, and its own variables."""
     strategy = ParameterServerStrategy(transport=transport, name=own)
     with strategy.scope():
         names = [f"{owner}/{size}" for owner in ("all", own) for size in SIZES]
@@ -86,7 +86,7 @@ def test_one_made_after_another_has_pushed():
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_closed_strategies_leave_the_others_alone(transport):
-    """Strategies come and go while another one trains and saves."""
+    """Strategies are opened and closed while another strategy trains."""
     strategy, shared, own = make(transport, "own")
     sgd = optimizers.SGD(1.0)
     for count in range(1, 31):
@@ -149,7 +149,7 @@ def test_a_strategy_continues_after_a_closed_one(between):
 
 @pytest.mark.parametrize("closed", ["creator", "waiting"])
 def test_a_strategy_that_closes_before_the_first_value_is_there(closed):
-    """The other one goes on: as the creator, or without the one that waited."""
+    """The other strategy continues: as the new creator, or without the closed one."""
     strategies = [ParameterServerStrategy(name=name) for name in "ab"]
     started, go_on = threading.Event(), threading.Event()
 

@@ -20,7 +20,7 @@ sizes_near_blocks = st.builds(
 
 
 def make(shape, dtype=np.float32):
-    """An owned shard, and a view of it as another process has it; ``hook`` runs at its syncs."""
+    """Return an owned shard, its view in another process, and the hooks that run at view syncs."""
     layout = Layout(shape, dtype)
     versions, data = 64, 64 + -(-layout.version_bytes // 64) * 64
     memory = np.zeros(data + layout.data_bytes, np.uint8)
@@ -146,7 +146,7 @@ def test_a_read_by_blocks_waits_for_a_block_under_change():
         owned.flat[:] = 3
         shared.versions[0] = 2
 
-    # A whole copy is made while the block is odd.
+    # The reader makes a whole copy while the version of the block is odd.
     hooks += [lambda: None, lambda: None, lambda: None, end]
     out = np.zeros(4, np.float32)
     shared.read_blocks(out)

@@ -46,7 +46,7 @@ DIVIDED = [kind for kind in PARTITIONERS if kind != "whole"]
 
 @pytest.fixture(params=[(kind, near) for kind in DIVIDED for near in (True, False)], ids=str)
 def pair(request, make):
-    """A variable in parts, a whole one of the same values, and their strategy."""
+    """Return a variable in parts, a whole variable of the same values, and their strategy."""
     kind, near = request.param
     strategy = make(servers=2, near=near).worker(0)
     value = numbers()
@@ -294,7 +294,7 @@ def test_a_checkpoint_without_all_parts(make, tmp_path):
 )
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
 def test_slots_of_rows_and_columns(make, tmp_path, caplog, dtype, first, then):
-    """Adafactor goes on with its slots in the same parts, and begins anew in others."""
+    """Adafactor continues with its slots in the same parts, and starts anew in other parts."""
     optimizer = optimizers.Adafactor(0.1)
 
     def program(kind):
@@ -328,7 +328,7 @@ def test_slots_of_rows_and_columns(make, tmp_path, caplog, dtype, first, then):
 @pytest.mark.parametrize("then", PARTITIONERS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
 def test_slots_that_only_some_parts_have(make, tmp_path, caplog, dtype, then):
-    """A first push was interrupted when it had reached one server and not the other."""
+    """The first push was interrupted after it reached one server and not the other."""
     strategy = make(servers=2).worker(0)
     v = sharded(strategy, "v", 1, "rows", dtype)
     optimizer = optimizers.Adagrad(0.5, initial_accumulator_value=0.25)
@@ -344,13 +344,13 @@ def test_slots_that_only_some_parts_have(make, tmp_path, caplog, dtype, then):
     np.testing.assert_array_equal(w, v)
     optimizer.apply_gradients([(np.ones(SHAPE, dtype), w)]).wait()
     wide = v.read_value().astype(np.float64)
-    # The optimizer goes on in the part that is as it was saved, and begins anew in the others.
+    # The optimizer continues in the part that is as it was saved, and starts anew in the others.
     squares = 2.25 if then == "rows" else 1.25
     wide[:first] = 1 - 0.5 / np.sqrt(1.25) - 0.5 / np.sqrt(squares)
     wide[first:] = 1 - 0.5 / np.sqrt(1.25)
     assert "'Adagrad' begins anew for 'v" in caplog.text
     tolerance = 1e-6 if dtype is np.float32 else 1e-2
-    # The values are differences of numbers near 1, whose rounding errors are absolute.
+    # The values are differences of numbers near 1, so their rounding errors are absolute.
     np.testing.assert_allclose(w.read_value().astype(np.float64), wide, atol=tolerance)
 
 

@@ -1,4 +1,4 @@
-"""Arrays in the files of checkpoints, read in other parts than they were saved in."""
+"""Arrays in checkpoint files, read in other parts than the saved parts."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def shard(name, origin, values):
 
 
 def parts(axis, count):
-    """A variable in parts along an axis, or of its flattened elements, as servers have them."""
+    """Yield a variable's parts along an axis, or of its flattened elements, as on servers."""
     length = VALUES.size if axis is None else SHAPE[axis]
     ends = [length * n // count for n in range(count + 1)]
     for number, (start, stop) in enumerate(itertools.pairwise(ends)):
@@ -44,7 +44,7 @@ def parts(axis, count):
 
 
 def save_parts(folder, axis, count):
-    """One file a part; and something that is not asked for in each."""
+    """Save each part to its own file. Each file also holds a variable that is not requested."""
     other = shard("other", None, np.ones(999, np.float32))
     with checkpoint.Writing(str(folder), 1, count, 1) as writing:
         for path, (name, origin, values) in zip(writing.paths, parts(axis, count), strict=True):
@@ -70,7 +70,7 @@ def test_parts_are_read_from_other_parts(tmp_path_factory, written, read):
 
 
 def described(**entry):
-    """A file of one tensor of three floats, whose description has some other entries."""
+    """Return a file of one tensor with three floats, and other entries in its description."""
     tensor = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]} | entry
     text = json.dumps({"__metadata__": {"steps": '{"v": {}}'}, "v:data": tensor}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(12)
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_damaged(tmp_path):
         described(data_offsets=[4, 16]),
         described(data_offsets=[-4, 8]),
         described(data_offsets=[0]),
-        save({"v:data": VALUES}),  # of another program
+        save({"v:data": VALUES}),  # a file of another program
         save({"v:data": VALUES}, {"steps": "{"}),
     ],
 )
@@ -113,7 +113,7 @@ def test_damaged_files(tmp_path, content):
 def test_a_part_that_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     part = _SavedPart(lambda path: checkpoint.write_shards(path, [shard("v", None, VALUES)]))
-    assert os.listdir(tmp_path) == []  # it has no name
+    assert os.listdir(tmp_path) == []  # the file has no name
     pieces = [part.read(start, min(start + 50, part.nbytes)) for start in range(0, part.nbytes, 50)]
     content = np.concatenate(pieces).tobytes()
     assert VALUES.tobytes() in content

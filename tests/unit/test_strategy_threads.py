@@ -14,7 +14,7 @@ from strategy import ParameterServerStrategy, get_variable, optimizers
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
-    """A strategy whose scope is open."""
+    """Yield a strategy with an open scope."""
     cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
     with mpidist.Server(cluster, "worker", 0):
         strategy = ParameterServerStrategy(transport=request.param)
@@ -22,7 +22,7 @@ def strategy(request):
             yield strategy
 
 
-@pytest.mark.parametrize("size", [1, 1000, 2048, 300_000])  # in a message, and staged from 2048 on
+@pytest.mark.parametrize("size", [1, 1000, 2048, 300_000])  # in a message; staged from 2048 on
 def test_each_sees_its_own_pushes_and_none_is_lost(strategy, size):
     threads, rounds = 4, 12 if size > 100_000 else 60
     shared = get_variable("shared", size, np.float64, "zeros")
@@ -67,7 +67,7 @@ def test_all_wait_for_a_push_under_way(strategy):
 
     threads = [threading.Thread(target=settle) for _ in range(3)]
     try:
-        for thread in threads:  # the later ones come while the first waits
+        for thread in threads:  # the later threads start while the first waits
             thread.start()
             assert events.get(timeout=30) == "waits"
     finally:

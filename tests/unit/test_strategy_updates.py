@@ -15,7 +15,7 @@ from strategy.partitioners import FixedShardsPartitioner
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
-    """A strategy whose scope is open."""
+    """Yield a strategy with an open scope."""
     cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
     with mpidist.Server(cluster, "worker", 0):
         strategy = ParameterServerStrategy(transport=request.param)
@@ -27,7 +27,7 @@ def random(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-# In a bucket, alone in one block, and in several blocks.
+# Sizes in a bucket, alone in one block, and in several blocks.
 SIZES = [1, 100, 4096, 300_000]
 
 
@@ -164,7 +164,7 @@ def test_sgd(strategy, size):
 )  # fmt: skip
 @pytest.mark.parametrize("size", [100, 300_000])
 def test_sgd_rounds_as_numpy_does(size, dtype, given, numbers, parts):
-    """Wherever the learning rate is multiplied in: by the worker on the way, or by the server."""
+    """The worker or the server may multiply by the learning rate: the result is the same."""
     start = random(0, size).astype(dtype)
     v = get_variable("v", size, dtype, start, partitioner=parts)
     optimizer = optimizers.SGD(0.3, **numbers)
@@ -179,7 +179,7 @@ def test_sgd_rounds_as_numpy_does(size, dtype, given, numbers, parts):
             wide = param * param.dtype.type(0.5) + wide
         velocity = velocity * param.dtype.type(numbers.get("momentum", 0)) + wide
         param = param - velocity * param.dtype.type(0.3)
-        exact = "global_clipnorm" not in numbers  # the norm of parts is added in another order
+        exact = "global_clipnorm" not in numbers  # the norms of parts are summed in another order
         np.testing.assert_allclose(v, param.astype(dtype), rtol=0 if exact else 1e-5, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""Variables as a script has them: how they are made, and how they act as arrays."""
+"""Variables in a script: how they are made, and how they act as arrays."""
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,7 @@ from strategy.partitioners import FixedShardsPartitioner
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
-    """A strategy whose scope is open."""
+    """Yield a strategy with an open scope."""
     cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
     with mpidist.Server(cluster, "worker", 0):
         strategy = ParameterServerStrategy(transport=request.param)
@@ -97,7 +97,7 @@ UNFIT = (
 
 @pytest.mark.parametrize("dtype", UNFIT)
 def test_dtypes_that_do_not_work(strategy, dtype):
-    """They are refused before any task hears of the variable."""
+    """The dtypes are refused before any task knows of the variable."""
     message = r"'v' cannot have the dtype .* bool, integers, bfloat16, float16, float32 and float64"
     with pytest.raises(TypeError, match=message):
         get_variable("v", 2, dtype)
@@ -158,7 +158,7 @@ def test_a_variable_as_first_value(parts):
     np.testing.assert_array_equal(get_variable("x", (3, 2), initializer=w), v)
 
 
-@pytest.mark.parametrize("elements", [1 << 45, 1 << 60, 1 << 62])  # which no process can address
+@pytest.mark.parametrize("elements", [1 << 45, 1 << 60, 1 << 62])  # more than a process can address
 def test_a_variable_that_is_far_too_large(elements):
     match = rf"ps 0 has no room for variable 'h' of {4 * elements} bytes: the host has"
     with pytest.raises(ResourceExhaustedError, match=match):
@@ -188,7 +188,7 @@ def test_reading(size):
     v = variable(value)
     first, second = v.read_value(), v.numpy()
     np.testing.assert_array_equal(first, value)
-    first[...] = -1  # a copy of one's own
+    first[...] = -1  # changes only this copy
     np.testing.assert_array_equal(second, value)
     np.testing.assert_array_equal(v.read_value(consistent=False), value)
     out = np.full(size, np.nan, np.float32)
@@ -288,7 +288,7 @@ def test_operators_that_would_look_like_local_changes():
     ],
 )
 def test_a_variable_is_not_made_by_its_class(kind, given, options):
-    """As tf.Variable is; the error names the function that makes one."""
+    """Unlike tf.Variable, these classes cannot be called. The error names the function to call."""
     made_by = r"not made by its class: call strategy.get_variable\(name, shape, dtype, init"
     with pytest.raises(TypeError, match=f"a {kind} lives on ps tasks and is {made_by}"):
         getattr(package, kind)(*given, **options)

@@ -29,7 +29,7 @@ def drawn_cluster(rng):
 
 
 def same(mine, other, method, *arguments):
-    """What a method of either says; or that both raise an error of one kind."""
+    """Check that both give equal results, or errors of the same type. Return the result."""
     answers = []
     for one in (mine, other):
         try:
@@ -114,7 +114,7 @@ def test_roles(seed):
         for index in range(3):
             for name in ("is_chief", "id_in_cluster"):
                 same(cluster_package, multi_worker_util, name, cluster, job, index)
-        # Where the evaluator is not in the cluster, theirs is a KeyError.
+        # If the evaluator is not in the cluster, TensorFlow raises a KeyError.
         if job in cluster or job != "evaluator":
             same(cluster_package, multi_worker_util, "worker_count", cluster, job)
 

@@ -1,4 +1,4 @@
-"""Typed programs that use the package: mypy and pyright find no errors but the intended ones."""
+"""Typed programs that use the package: mypy and pyright find only the intended errors."""
 
 import json
 import re
@@ -16,7 +16,7 @@ LIMIT_S = 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the programs, outside of the repository and its settings."""
+    """Return a folder with the programs, outside of the repository and its settings."""
     folder = tmp_path_factory.mktemp("typed")
     readme = (ROOT / "README.md").read_text()
     (example,) = re.findall(r"```python\n(# mean.py\n.*?)```", readme, re.S)
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def marked(folder):
-    """The lines in which errors are expected."""
+    """Return the lines in which errors are expected."""
     return {
         (path.name, number)
         for path in folder.glob("*.py")

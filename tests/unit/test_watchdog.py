@@ -1,4 +1,4 @@
-"""What the watchdog tells, on waits that a test makes."""
+"""Reports of the watchdog about waits that a test makes."""
 
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ def test_ranks_in_different_collectives_end_the_job(monkeypatch, behind, number,
     )
     for second in range(400):
         dog._note_blocked(1, (3, number), behind, float(second))
-        if second >= 60:  # the own rank has waited for as long
+        if second >= 60:  # this rank has waited for as long
             dog._check_positions(own, float(second))
         if ended:
             break

@@ -1,4 +1,4 @@
-"""The handle of everything asynchronous."""
+"""The handle of asynchronous operations."""
 
 import asyncio
 import concurrent.futures
@@ -25,7 +25,7 @@ def completed(name, value):
 
 
 class Polled:
-    """A work whose waiting threads complete it at the n-th round."""
+    """A Work that its waiting threads complete in the n-th round of polling."""
 
     def __init__(self, rounds, value=None, error=None):
         self.rounds, self.value, self.error = rounds, value, error
@@ -176,7 +176,7 @@ def test_waiting_for_what_follows_drives():
 )
 def test_a_waiter_that_wakes_before_the_callbacks_have_run(follow):
     work, woken = Work("op"), threading.Event()
-    # Callbacks run in order: the first one holds the thread until the waiter is awake.
+    # Callbacks run in order: the first callback holds its thread until the waiter is awake.
     work.add_done_callback(lambda _: woken.wait(LIMIT_S))
     following = follow(work)
     block = work.block
@@ -302,7 +302,7 @@ def test_nan_is_no_time_limit():
 
 
 class EndsWhenLookedAt(Work):
-    """Ends when it is looked at, as requests of MPI do."""
+    """A Work that completes when it is polled, like MPI requests."""
 
     def is_completed(self):
         self.complete(1)
@@ -316,7 +316,7 @@ def test_looking_at_the_whole_looks_at_its_parts(caplog):
     whole = gather_works("all", [EndsWhenLookedAt("read") for _ in range(5000)])
     assert whole.is_completed()
     assert whole.result() == [1] * 5000
-    assert not caplog.records  # none ended within another, until that was too deep
+    assert not caplog.records  # no recursion error: completions are not nested
 
 
 def test_a_future_has_the_methods_of_torch():
@@ -333,12 +333,12 @@ def test_a_future_has_the_methods_of_torch():
     future.add_done_callback(lambda done: seen.append(done is future))
     work.complete(21)
     assert (future.value(), doubled.wait(), shown.result()) == (21, 42, "42")
-    assert future.then(lambda done: done.value()).value() == 21  # at once
+    assert future.then(lambda done: done.value()).value() == 21  # runs at once
     assert seen == [True]
 
 
 def test_errors_in_futures():
-    """Of the work, which a callback sees and may handle, and of a callback."""
+    """Callbacks receive the error of the work and may handle it. A callback may also fail."""
     work = Work("something")
     handled = work.get_future().then(lambda done: type(done.exception()).__name__)
     passed_on = work.get_future().then(lambda done: done.value())

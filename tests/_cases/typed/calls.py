@@ -1,4 +1,4 @@
-"""A typed program: the checkers find an error in each line that says so, and in no other."""
+"""A typed program. Type checkers must report an error in exactly the lines marked as errors."""
 
 from typing import assert_type
 
@@ -8,7 +8,7 @@ import mpidist as dist
 
 
 def asynchronous(array: np.ndarray, parts: list[np.ndarray], chosen: bool) -> None:
-    """The type of the result depends on async_op."""
+    """Check that the type of the result depends on ``async_op``."""
     assert_type(dist.all_reduce(array, async_op=True), dist.Work)
     assert_type(dist.all_reduce(array, "max", async_op=chosen), dist.Work | None)
     assert_type(dist.broadcast(array, 0, async_op=True), dist.Work)
@@ -34,7 +34,7 @@ def asynchronous(array: np.ndarray, parts: list[np.ndarray], chosen: bool) -> No
 
 
 def methods(group: dist.ProcessGroup, array: np.ndarray, parts: list[np.ndarray]) -> None:
-    """The methods of a group have the types of the functions."""
+    """Check that the methods of a group have the types of the functions."""
     assert_type(group.all_reduce(array, "sum", async_op=True), dist.Work)
     assert_type(group.all_reduce_coalesced(parts, async_op=True), dist.Work)
     assert_type(group.reduce(array, 0, async_op=True), dist.Work)
@@ -61,7 +61,7 @@ def methods(group: dist.ProcessGroup, array: np.ndarray, parts: list[np.ndarray]
 
 
 def messages(array: np.ndarray) -> None:
-    """A rank outside the group gets no Work."""
+    """Check that a rank outside the group gets no Work."""
     pair = dist.new_group([0, 1])
     assert_type(dist.isend(array, 1), dist.Work)
     assert_type(dist.irecv(array), dist.Work)
@@ -74,7 +74,7 @@ def messages(array: np.ndarray) -> None:
 
 
 def options(array: np.ndarray, name: str) -> None:
-    """Strings of a closed set."""
+    """Check arguments that take a closed set of strings."""
     dist.all_reduce(array, "MEAN")
     dist.all_reduce(array, dist.ReduceOp.PREMUL_SUM(0.5))
     dist.all_reduce(array, "total")  # error

@@ -1,4 +1,4 @@
-"""The main job on several hosts: it learns as well as on one."""
+"""The main job on several hosts: it learns as well as on one host."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_learns_under_mpidist_run(jobs, option, given, tasks, tmp_path):
 
 
 def check(ended, folder, *, epochs, least):
-    """Whether two workers have trained, well enough."""
+    """Check that two workers have trained well enough."""
     assert ended.status == 0, ended.err
     (line,) = [line for line in ended.out.splitlines() if line.startswith("accuracy ")]
     assert float(line.split()[1]) > least

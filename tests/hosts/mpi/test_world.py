@@ -1,4 +1,4 @@
-"""What ranks of several hosts know of each other, and process groups between them."""
+"""Ranks on several hosts: their view of each other, and process groups between them."""
 
 import json
 

@@ -47,7 +47,7 @@ PLAIN = """
     except FailedPreconditionError as error:
         print(error)
 """
-# In the place of CuPy, for scripts that import it.
+# Replaces CuPy in scripts that import it.
 STAND_IN_FOR_CUPY = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
@@ -63,7 +63,7 @@ def open_mpi():
 
 @pytest.fixture
 def pmi(open_mpi):
-    """For tests that need srun to start MPI's ranks."""
+    """Skip the test if srun cannot start MPI ranks."""
     if open_mpi:
         pytest.skip("the wheel of Open MPI speaks PMIx alone, and Debian's Slurm has none for it")
 
@@ -75,7 +75,7 @@ def mpiexec(open_mpi):
 
 @pytest.fixture
 def batch(slurm, script):
-    """Runs a command as the body of a batch job."""
+    """Provide a function that runs a command as the body of a batch job."""
 
     def batch(command, *options, **settings):
         body = script(f"#!/bin/bash\n{command}\n", "job")
@@ -86,14 +86,14 @@ def batch(slurm, script):
 
 @pytest.fixture
 def world(script, tmp_path):
-    """The script and argument of a rank that tells about its world."""
+    """Return the script and argument of a rank that writes its view of the world to a file."""
     (tmp_path / "told").mkdir()
     return f"{script(WORLD)} {tmp_path / 'told'}"
 
 
 @pytest.fixture
 def told(tmp_path):
-    """Checks what six ranks have told; gives the node of each."""
+    """Provide a check of the files of six ranks. The check returns the node of each rank."""
 
     def check():
         files = [tmp_path / "told" / f"{rank}.json" for rank in range(6)]

@@ -10,12 +10,12 @@ import pytest
 
 from dataservice import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 
-# Fast enough that tests of silence are short.
+# Checks are frequent, so that tests of silence are short.
 DISPATCHER = DispatcherConfig(job_gc_check_interval_ms=10, worker_timeout_ms=60_000)
 
 
 class Service:
-    """A dispatcher and some workers; ``config`` is what DispatcherConfig is told besides."""
+    """A dispatcher and its workers. ``config`` overrides fields of DispatcherConfig."""
 
     def __init__(self, stack, **config):
         self._stack = stack
@@ -31,7 +31,7 @@ class Service:
         return self.workers[-1]
 
     def restart_worker(self, number, same_port=True):
-        """Stop a worker, and start one like it in its place."""
+        """Stop a worker, and start an equal one in its place."""
         old = self.workers[number]
         port = old._endpoint.address.port
         old.stop()
@@ -39,7 +39,7 @@ class Service:
         self.workers[number] = self._stack.enter_context(WorkerServer(config))
 
     def restart_dispatcher(self):
-        """Stop the dispatcher, and start one on the same port, from its journal if it has one."""
+        """Restart the dispatcher on the same port, from its journal if it has one."""
         self.dispatcher.stop()
         port = int(self.target.rpartition(":")[2])
         config = replace(self._config, port=port, protocol="inproc")
@@ -48,7 +48,10 @@ class Service:
 
 @pytest.fixture
 def make_service():
-    """``make_service(n, **dispatcher_config)``: n workers and their dispatcher, stopped after."""
+    """Provide ``make_service(n, **dispatcher_config)``, which starts a dispatcher and n workers.
+
+    They are stopped after the test.
+    """
     with ExitStack() as stack:
 
         def make(workers, **config):
@@ -62,7 +65,7 @@ def make_service():
     while threads():
         assert time.monotonic() < late, f"threads are left: {threads()}"
         if time.monotonic() > soon:
-            gc.collect()  # an error that a test has caught may keep a pass, in a circle with itself
+            gc.collect()  # a caught error may keep an iterator in a reference cycle
         time.sleep(1e-3)
 
 
@@ -73,7 +76,7 @@ def threads():
 
 @pytest.fixture
 def no_thread_is_left_behind():
-    """Passes are dropped, and end their threads, before the collector of circles has looked."""
+    """Check that dropped iterators end their threads without the cyclic garbage collector."""
     gc.collect()
     before = set(threading.enumerate())
     gc.disable()

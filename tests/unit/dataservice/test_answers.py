@@ -1,4 +1,4 @@
-"""When the dispatcher answers, seen from its journal."""
+"""The times of the dispatcher's answers, as seen from its journal."""
 
 import threading
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from mpidist.errors import ResourceExhaustedError
 
 
 class Journal:
-    """One whose commits take as long as a test wants, or fail."""
+    """A journal with commits that block until the test releases them, or fail."""
 
     def __init__(self):
         self.begun, self.go_on, self.problem = threading.Event(), threading.Event(), None
@@ -29,7 +29,7 @@ class Journal:
 
 
 class Asked:
-    """A request that notes what it is answered."""
+    """A request that records its answer."""
 
     answer = None
 
@@ -52,7 +52,7 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
     writing = threading.Thread(target=answers.write, args=(0.0,))
     writing.start()
     assert journal.begun.wait(30)
-    with lock:  # the same is asked again while it is written
+    with lock:  # the same request comes again during the commit
         assert answers.release(again, Reply(b"a split")) is LATER
     journal.go_on.set()
     writing.join(30)
@@ -81,7 +81,7 @@ def test_heartbeats_are_answered_well_before_who_sends_them_counts_as_gone(timeo
 
 
 class Disk:
-    """Answers with a journal on a disk that may be full; requests say what has changed."""
+    """Answers with a journal on a disk that may be full. Requests name their changes."""
 
     def __init__(self):
         self.changes = {}
@@ -113,8 +113,8 @@ def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
     first = disk.ask(1)
     disk.answers.write(100.0)
     assert disk.answers.waits_for_disk
-    second, third = disk.ask(2), disk.ask()  # which may rest on what is not written
-    for now in (100.01, 100.1, 100.19):  # others who ask do not make it try more often
+    second, third = disk.ask(2), disk.ask()  # the third may depend on unwritten changes
+    for now in (100.01, 100.1, 100.19):  # further requests cause no earlier retry
         disk.answers.write(now)
     assert len(disk.journal.tries) == 1
     disk.answers.write(100.25)
@@ -136,7 +136,7 @@ def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
 
 def test_who_waits_for_long_for_a_full_disk_is_told():
     disk = Disk()
-    for begin in (100.0, 200.0):  # the second time, there has been room meanwhile
+    for begin in (100.0, 200.0):  # in between, the disk has room
         disk.fill()
         first = disk.ask(1)
         disk.answers.write(begin)
@@ -145,7 +145,7 @@ def test_who_waits_for_long_for_a_full_disk_is_told():
         disk.answers.write(begin + 10.2)
         assert first.answer is disk.journal.problem
         assert not disk.answers.waits_for_disk
-        second = disk.ask(2)  # nobody waits as long again
+        second = disk.ask(2)  # later requests do not wait that long
         disk.answers.write(begin + 10.5)
         assert second.answer is disk.journal.problem
         disk.make_room()

@@ -1,4 +1,4 @@
-"""Which part of a dataset each worker evaluates under the static policies."""
+"""The part of a dataset that each worker evaluates under the static policies."""
 
 import pickle
 
@@ -18,7 +18,7 @@ OFF, DYNAMIC, FILE, DATA, FILE_OR_DATA, HINT = ShardingPolicy
 
 
 def parts(dataset, policy, workers):
-    """The elements of each worker; all iterate in the same context, as on a service."""
+    """Return the elements of each worker. All workers use the same context, as in a service."""
     result = []
     for index in range(workers):
         part = auto_shard(dataset.node, policy, workers, index)
@@ -33,7 +33,7 @@ def flat(lists):
 
 @pytest.fixture
 def folder(tmp_path):
-    """``folder(3)``: the paths of three files of two lines each."""
+    """Provide ``folder(3)``, which returns the paths of three files of two lines each."""
 
     def write(count, name=""):
         paths = [tmp_path / f"{name}{number}.txt" for number in range(count)]
@@ -90,8 +90,8 @@ def test_every_nth_element_of_any_dataset(count, steps, workers):
     assert parts(dataset, FILE_OR_DATA, workers) == parts(dataset, DATA, workers)
 
 
-# A cache gives what its first pass has met: with shuffles below it, another thing to every worker
-# than to a reader of the whole.
+# A cache keeps the order of its first pass. With a shuffle below the cache, this order differs
+# between the workers and a reader of the whole dataset.
 @given(st.integers(0, 20), st.integers(1, 6))
 def test_every_nth_element_of_a_cached_dataset(count, workers):
     dataset = Dataset.range(count).map(lambda x: x * 2).cache().repeat(2).skip(3)

@@ -1,4 +1,4 @@
-"""What all buffers do, and elements for whoever asks first."""
+"""The common behaviour of all buffers, and first-come buffers."""
 
 import threading
 from itertools import permutations
@@ -152,7 +152,7 @@ def test_a_runner_waits_for_room_and_is_freed_by_reading_or_closing(box):
 
     runner = threading.Thread(target=run)
     runner.start()
-    # Two lie there, the third waits; reading one lets the third in, and the fourth wait.
+    # The buffer has room for two results. A read admits the third, and then the fourth waits.
     while len(box.ask(hold=False).elements) == 0:
         pass
     assert box.fills_at(3)
@@ -163,7 +163,7 @@ def test_a_runner_waits_for_room_and_is_freed_by_reading_or_closing(box):
     assert results == [True, True, True, False]
 
 
-# What consumers have and do not use.
+# Elements that consumers hold unused.
 
 
 def test_what_a_consumer_has_not_used_goes_to_another_when_it_leaves(box):
@@ -228,7 +228,7 @@ def test_without_keeping_what_was_given_is_gone():
     assert box.buffer.needed == 2
 
 
-# After a worker was lost.
+# After the loss of a worker.
 
 
 def test_a_task_goes_on_without_what_is_used():

@@ -1,4 +1,4 @@
-"""The consumer's buffers without threads: what is consumed, what is left, what is asked for."""
+"""The consumer's buffers without threads: consumed, remaining and requested elements."""
 
 import random
 
@@ -15,13 +15,13 @@ from dataservice.wire import pack_elements
 
 
 def frame(part, indices, nbytes=1, stride=1):
-    """Elements that are part and index."""
+    """Return a frame of elements that are pairs of part and index."""
     parcel = pack_elements([(part, index) for index in indices])
     return Frame(parcel, len(indices), nbytes, part, indices[0], stride)
 
 
 def drain(buffer):
-    """All that comes until the buffer's end."""
+    """Return all elements until the buffer's end."""
     got = []
     while True:
         try:
@@ -30,7 +30,7 @@ def drain(buffer):
             return got
 
 
-# Elements in the order in which they come.
+# Elements in the order of arrival.
 
 
 def test_a_queue_gives_what_came_in_its_order_and_then_its_end():
@@ -158,7 +158,7 @@ def ordered(lengths, consumers=1, index=0, begin=None):
 
 
 def fetch(buffer, lengths, part, most):
-    """Give a buffer some of what it wants of a part."""
+    """Put up to ``most`` planned elements of a part into a buffer."""
     plan = buffer.plan(part)
     stop = lengths[part] if plan.until < 0 else min(plan.until, lengths[part])
     stop = min(plan.start + most, stop)

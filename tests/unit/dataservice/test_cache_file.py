@@ -1,4 +1,4 @@
-"""The file of a cache: what passes leave that do not come to their end."""
+"""The file of a cache after incomplete passes."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ def values(dataset):
 
 
 def run(script, path):
-    """The status of a process that begins a pass over a cache."""
+    """Return the exit status of a process that begins a pass over a cache."""
     beginning = f"""
 import os, signal, sys
 from dataservice import Dataset
@@ -94,7 +94,7 @@ sys.exit(3 + len(list(elements)))
     )
     assert status == 7
     assert os.listdir(tmp_path) == ["kept"]
-    # The process that was forked has not written what was in its copy of the buffer.
+    # The forked process has not written its copy of the buffer.
     assert values(Dataset.range(5).cache(tmp_path / "kept")) == [0, 1, 2, 3, 4]
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_element_does_not_hide_the_others(tmp_path):
     dataset = Dataset.from_source([b"first", b"second", b"third"]).cache(path)
     list(dataset)
     content = path.read_bytes()
-    # In its pickle, and anywhere before.
+    # In the pickle of the element, and anywhere before.
     for place in range(content.index(b"first") + len("first"), content.index(b"second") + 1):
         path.write_bytes(flipped(content, place))
         found = [bytes(element) for element in dataset.ignore_errors()]

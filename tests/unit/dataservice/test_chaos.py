@@ -1,7 +1,7 @@
 """Workers and dispatchers that are killed, restarted and stopped in the middle of an epoch.
 
-What befalls the service is drawn from a seed, and shown with what was done when if a test fails. In
-a fault-tolerant service the dispatcher is killed, too.
+A seed determines the schedule of the accidents. A failing test prints the schedule and the steps
+that were done. In a fault-tolerant service the dispatcher is killed, too.
 """
 
 import random
@@ -21,7 +21,7 @@ from dataservice import Dataset, distribute
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
 WORKERS = 3
-# Of an element; so many as keep the workers busy for as long as something befalls them.
+# Seconds of work for an element, long enough that workers stay busy during the whole schedule.
 WORK_S = 2e-3
 ELEMENTS = {"distributed_epoch": 3000, "parallel_epochs": 900}
 LIMIT_S = 30.0
@@ -32,14 +32,14 @@ MANY = [pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 206)]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is tried with a seed.
+    """The configuration of one run, derived from a seed.
 
     Attributes:
         seed: The seed.
         mode: See :func:`distribute`.
         delivery: See :func:`distribute`.
-        consumers: That share the epoch.
-        durable: Whether the dispatcher is killed and started anew.
+        consumers: Number of consumers that share the epoch.
+        durable: Whether the dispatcher is killed and restarted.
         deterministic: Whether the order is fixed.
     """
 
@@ -52,7 +52,7 @@ class Scenario:
 
     @classmethod
     def of(cls, seed):
-        """Each seed leads to one of them, and neighbours to different ones."""
+        """Return the scenario of a seed. Consecutive seeds give different scenarios."""
         deliveries = ["exactly_once"] * 4 + ["at_least_once", "at_most_once"]
         mode = "parallel_epochs" if seed % 4 == 3 else "distributed_epoch"
         delivery, consumers, durable = deliveries[seed % 6], 1 + seed % 3, seed % 2 == 0
@@ -61,11 +61,11 @@ class Scenario:
 
     @property
     def elements(self):
-        """Of the dataset."""
+        """The number of elements in the dataset."""
         return ELEMENTS[self.mode]
 
     def apply(self, cluster, function, job_name):
-        """The dataset, distributed."""
+        """Return the distributed dataset."""
         apply = distribute(
             self.mode,
             cluster.target,
@@ -76,11 +76,11 @@ class Scenario:
         return Dataset.range(self.elements).map(function).apply(apply)
 
     def check(self, counts, most):
-        """See that what came is what was promised.
+        """Check that the received elements match the delivery guarantee.
 
         Args:
             counts: How often each element came.
-            most: Workers that there were altogether.
+            most: Total number of workers during the run.
         """
         expected = set(range(self.elements))
         assert set(counts) <= expected
@@ -89,7 +89,7 @@ class Scenario:
         assert self.fits(seen, most), f"so many came so often: {dict(seen)}; none of {missing}"
 
     def fits(self, seen, most):
-        """Whether so many elements may have come so often."""
+        """Return whether the numbers of deliveries fit the guarantee."""
         if self.mode == "parallel_epochs":
             most_often = most if self.delivery != "at_least_once" else float("inf")
             whole = len(seen) == 1 and min(seen) >= 1
@@ -108,7 +108,7 @@ def work(i):
 
 
 def run(cluster, steps, readings):
-    """Do what the schedule says."""
+    """Run the steps of a schedule."""
     never = threading.Event()
     for step in steps:
         never.wait(step.wait_s)
@@ -119,7 +119,7 @@ def run(cluster, steps, readings):
 
 @pytest.fixture(scope="module")
 def recoveries():
-    """The longest time without an element under each seed; all are shown at the end."""
+    """Collect the longest time without an element for each seed, and print the worst at the end."""
     found = {}
     yield found
     worst = sorted(found.items(), key=lambda pair: -pair[1])[:5]
@@ -158,7 +158,7 @@ def test_an_epoch_in_spite_of_everything(tmp_path, seed, recoveries):
 
 
 def check_calm(cluster):
-    """Afterwards all is as if nothing had been."""
+    """Check that the service works normally after the accidents."""
     for worker in cluster.workers:
         assert worker.port
     dataset = Dataset.range(500).apply(distribute("distributed_epoch", cluster.target))

@@ -1,6 +1,6 @@
-"""Consumers of a shared epoch that are killed, and with them workers and the dispatcher.
+"""Killed consumers of a shared epoch, together with killed workers and dispatchers.
 
-What befalls whom is drawn from a seed. One consumer is sure to be there after the last of it.
+A seed determines the schedule of the accidents. One consumer survives all of them.
 """
 
 import random
@@ -23,7 +23,7 @@ MANY = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 62)]
 
 
 def use(state, path, seconds, until):
-    """Write elements down as they come; at the first one, wait for a file, if one is named."""
+    """Append elements to a file. After the first element, wait for the file ``until``, if any."""
     with path.open("a", buffering=1) as lines:
         for element in state["elements"]:
             lines.write(f"{element}\n")
@@ -33,7 +33,7 @@ def use(state, path, seconds, until):
 
 
 class Consumers:
-    """Consumers of one job, and what they have used."""
+    """The consumers of one job, and the elements that they have used."""
 
     def __init__(self, cluster, dataset, count, folder):
         self.done = folder / "done"
@@ -43,7 +43,7 @@ class Consumers:
         ]
 
     def begin(self, rng):
-        """The first one waits for what befalls the others."""
+        """Start all consumers. The first one waits for the end of the accidents."""
         for number, (reader, path) in enumerate(zip(self._readers, self._paths, strict=True)):
             path.touch()
             pace_s = rng.choice([0.0, 0.5e-3, 2e-3])
@@ -84,7 +84,7 @@ def test_an_epoch_in_spite_of_consumers_that_die(tmp_path, seed):
         consumers.finish(alive)
         used, lost = consumers.used(alive), consumers.used(dead)
     assert len(used) == len(set(used)), f"{acts}: came twice"
-    # What they had used in their last second without a word may have come again.
+    # Elements that a dead consumer used in its last second, without a report, may come again.
     assert set(used) | set(lost) == set(range(size)), f"{acts}: did not come"
 
 

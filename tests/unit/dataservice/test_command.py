@@ -19,13 +19,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # other processes c
 
 @pytest.fixture
 def start():
-    """``start(*words, env=None)``: a server, killed after the test if it is still there."""
+    """Provide ``start(*words, env=None)``, which starts a server and kills it after the test."""
     with ExitStack() as stack:
         yield lambda *words, env=None: stack.enter_context(Command(*words, env=env))
 
 
 def fails(*words):
-    """What a command that cannot start prints; it is one line."""
+    """Return the only error line of a command that cannot start."""
     command = [sys.executable, "-m", "dataservice", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -56,7 +56,7 @@ def test_a_second_signal_does_not_disturb_the_end(start, attempt):
     assert dispatcher.stop(signal.SIGINT) == 0
 
 
-# The last step of start() takes long, as it does where functions of the dataset hold Python's lock.
+# The last step of start() takes long, as if functions of the dataset held the GIL.
 SLOW_START = """
 import atexit, sys, time
 from dataservice import WorkerServer
@@ -91,7 +91,7 @@ def test_a_worker_that_is_stopped_before_it_has_said_that_it_is_up(start, caplog
 @pytest.mark.parametrize("role", ["dispatcher", "worker"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6])
 def test_a_signal_while_a_server_starts(start, role, delay_s):
-    # No dispatcher is there, so that the worker waits for one.
+    # The worker waits, because no dispatcher runs.
     words = ["dispatcher"] if role == "dispatcher" else ["worker", "--dispatcher", "localhost:1"]
     script = (
         "import sys; from dataservice.__main__ import main; print('imported', flush=True); "

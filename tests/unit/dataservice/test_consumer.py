@@ -1,4 +1,4 @@
-"""A consumer between a dispatcher and workers that the test plays by hand: the usual course."""
+"""A consumer with a simulated dispatcher and simulated workers: the usual course."""
 
 import contextlib
 import logging
@@ -35,7 +35,7 @@ def test_the_end_is_what_the_dispatcher_says_after_all_tasks_have_ended(make_scr
     assert body.task_id == 1
     script.give(request, [5], end=True)
     assert script.next() == 5
-    # Asked before the end: it cannot know of a worker that came since.
+    # This request precedes the end, so its answer may lack a worker that came since.
     script.tell(early, {1: 0})
     last, said = script.heartbeat()
     assert said.at_end
@@ -98,7 +98,7 @@ def test_an_empty_reply_is_followed_by_another_request(make_script):
     request, body = script.asked()
     assert (body.sequence, body.hold) == (0, True)
     script.give(request, [])
-    following = [script.asked() for _ in range(2)]  # kept: what is dropped is answered
+    following = [script.asked() for _ in range(2)]  # kept, because a dropped request is answered
     assert [body.sequence for _, body in following] == [1, 2]
 
 
@@ -112,12 +112,12 @@ def test_no_more_than_the_limit_is_asked_for_or_held(make_script):
     more = []
     while asked + sum(body.max_elements for _, body in more) < 3:
         more.append(script.asked())
-    # Everything allowed lies here unused; a heartbeat's round shows that nothing more is asked.
+    # The buffer is full. Two heartbeat rounds show that the consumer requests no more.
     for _ in range(2):
         script.beat({1: 0})
     assert script.nothing_asked()
     script.next()
-    script.next()  # the first frame is used up when the second is begun
+    script.next()  # the second element completes the first frame
     assert script.asked()
 
 
@@ -141,7 +141,7 @@ def test_elements_that_others_get_because_of_an_error_are_not_used(make_script):
     said = script.left()
     with pytest.raises(KeyError, match="bad"):
         script.next()
-    # What it has used it has told, and nothing else.
+    # The consumer has reported exactly the used elements.
     assert RangeSet(bounds(said.used).get(0, [0, 1])).bounds == [0, 1]
 
 
@@ -153,7 +153,8 @@ def test_nothing_is_used_unless_the_dispatcher_has_answered_for_a_while(make_scr
     first, _ = script.heartbeat()
     script.buffer.extend_lease(time.monotonic())  # the lease ends now
     later = script.next_later()
-    # What was sent before does not help, and is sent again, to be answered at once.
+    # An answer to the earlier heartbeat does not extend the lease. The consumer sends a new
+    # heartbeat that asks for an answer at once.
     second, said = script.heartbeat()
     assert said.version == -1
     assert not later.done()
@@ -181,7 +182,7 @@ def test_what_is_dropped_on_the_fetching_thread_waits_for_no_lock_of_that_thread
     put = script.buffer.put
 
     def collect_garbage(frame):
-        # As if the collection had begun while this thread looked at what wakes it.
+        # As if the garbage collector had run while this thread held the lock.
         with script.fetcher._wake._lock:
             script.buffer.close()
         put(frame)
@@ -191,7 +192,7 @@ def test_what_is_dropped_on_the_fetching_thread_waits_for_no_lock_of_that_thread
     script.left()
 
 
-# What is used is told to the dispatcher and the workers.
+# Reports of used elements to the dispatcher and the workers.
 
 
 def test_workers_hear_what_is_used_with_the_next_request(make_script):

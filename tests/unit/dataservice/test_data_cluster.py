@@ -1,4 +1,4 @@
-"""The processes of :mod:`_cases.data_cluster`: none is left, and all can be lost and found."""
+"""The processes of :mod:`_cases.data_cluster`: cleanup, and losses and restarts of all kinds."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def runs(pid):
-    """Whether there is such a process, and it has not ended."""
+    """Return whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -40,7 +40,7 @@ def epoch(cluster):
 def test_nothing_outlives_a_test_that_is_killed(tmp_path):
     command = [sys.executable, "-c", LEFT_ALONE, str(ROOT), str(ROOT / "tests")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # its folder is left
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # the killed process leaves its folder
     with subprocess.Popen(command, env=environment, **pipes) as alone:
         pids = [int(pid) for pid in alone.stdout.readline().split()]
         assert len(pids) == 3

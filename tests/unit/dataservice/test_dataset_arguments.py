@@ -1,4 +1,4 @@
-"""What the methods of a dataset say of wrong arguments, and when: where they are given."""
+"""Wrong arguments of dataset methods: the messages, at the call itself."""
 
 import math
 

@@ -36,7 +36,10 @@ _ACTIVE, _COUNTS, _LOCK = set(), [], threading.Lock()
 
 
 def pass_by(name, i):
-    """An element of something that is being saved; the first says what elements are like."""
+    """Record the saves in progress, and hold all elements but the first until the event "go".
+
+    The first element is evaluated for the element_spec.
+    """
     with _LOCK:
         _ACTIVE.add(name) if 0 < i < 9 else _ACTIVE.discard(name)
         _COUNTS.append(len(_ACTIVE))
@@ -77,7 +80,7 @@ def test_every_element_is_saved_once(make_service, tmp_path, workers, make):
     done = Dataset.load(tmp_path / "saved")
     assert len(done) == len(expected)
     assert done.element_spec == dataset.element_spec
-    # The workers of a service can share what has been saved.
+    # The workers of a service can read the saved dataset together.
     assert values(done.apply(distribute("distributed_epoch", service.target))) == expected
 
 
@@ -146,7 +149,7 @@ def test_a_dispatcher_that_is_started_again(tmp_path):
     )
 
     def wait(i):
-        if i:  # the first element says what elements are like
+        if i:  # the first element is evaluated for the element_spec
             event("begun").set()
             assert event("again").wait(30)
         return i
@@ -172,7 +175,7 @@ def test_an_error_is_raised_at_load(make_service, tmp_path):
     distributed_save(Dataset.range(10).map(fail), tmp_path / "saved", service.target)
     with pytest.raises(UnknownError, match="ValueError: seven"):
         list(Dataset.load(tmp_path / "saved", wait=True))
-    # The service lives on.
+    # The service still works.
     distributed_save(Dataset.range(10), tmp_path / "next", service.target)
     assert values(Dataset.load(tmp_path / "next", wait=True)) == list(range(10))
 

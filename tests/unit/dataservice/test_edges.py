@@ -1,4 +1,4 @@
-"""What transformations make of the least, the most and the last there is."""
+"""Transformations at their limits: empty, smallest, largest and last inputs."""
 
 import itertools
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def test_an_endless_repetition_of_nothing_ends(dataset):
 
 
 def counted(limit, function):
-    """Return a function that calls another one, and raises once it was called too often."""
+    """Wrap a function. The wrapper raises if it is called more than ``limit`` times."""
     calls = itertools.count()
 
     def call(*arguments):
@@ -41,7 +41,7 @@ def counted(limit, function):
 
 
 class RunDry:
-    """A source that gives its elements in the first pass alone."""
+    """A source with elements in the first pass only."""
 
     def __init__(self, count):
         self._elements = iter(range(count))
@@ -51,7 +51,7 @@ class RunDry:
 
 
 class Shrinking:
-    """Gives datasets of the given sizes, and then empty ones."""
+    """A source of datasets of the given sizes, followed by empty datasets."""
 
     def __init__(self, sizes):
         self._sizes = iter(sizes)
@@ -80,13 +80,13 @@ def test_a_pass_without_elements_ends_a_repetition(make, expected):
 
 
 def first(count):
-    """Return a function that is true for its first calls."""
+    """Return a function that is true for its first ``count`` calls."""
     calls = itertools.count()
     return lambda *_: next(calls) < count
 
 
 def fails_after(count):
-    """Return a function that fails after its first calls, and gives its argument until then."""
+    """Return an identity function that fails after its first ``count`` calls."""
     calls = itertools.count()
 
     def call(x):
@@ -113,7 +113,7 @@ def test_a_repetition_goes_on_from_a_state_in_its_first_pass():
 
 
 class Archive(Mapping):
-    """Arrays by name, as those of a file."""
+    """A mapping of names to arrays, as in a file."""
 
     def __init__(self, arrays):
         self._arrays = arrays

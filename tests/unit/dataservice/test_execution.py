@@ -1,4 +1,4 @@
-"""The threads and helper processes that all passes of a process share."""
+"""The threads and helper processes that all iterators of a process share."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ def no_thread_is_left():
 
 
 class Counter:
-    """Counts the calls that run at the same time."""
+    """A function that counts its concurrent calls."""
 
     def __init__(self):
         self.now = self.most = 0
@@ -53,7 +53,7 @@ class Counter:
         return x
 
 
-# Threads do not multiply by passes
+# The number of threads does not grow with the number of iterators
 
 
 def test_passes_share_the_threads_of_map_and_prefetch():
@@ -101,7 +101,7 @@ def test_a_helper_process_forgets_the_oldest_functions():
             assert values(dataset) == [n, n + 1, n + 2]
 
 
-# The number of calls at a time
+# The number of concurrent calls
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -175,7 +175,7 @@ def test_a_pass_goes_on_while_functions_of_others_hang():
 
 def test_functions_that_hang_in_a_closed_pass_occupy_no_thread():
     released, meeting = threading.Event(), threading.Barrier(4)
-    held = iter(Dataset.range(9).map(abs, 4))  # the pool stays
+    held = iter(Dataset.range(9).map(abs, 4))  # keeps the pool alive
     next(held)
     hanging = iter(Dataset.range(9).map(lambda x: x and released.wait(LIMIT_S), 4))
     next(hanging)
@@ -185,7 +185,7 @@ def test_functions_that_hang_in_a_closed_pass_occupy_no_thread():
     held.close()
 
 
-# Giving up
+# Cancellation
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -239,7 +239,7 @@ def test_a_state_that_is_taken_while_elements_are_made():
 
 
 def in_child(function):
-    """What a function gives in a child that is forked from this process."""
+    """Return the result of a function in a forked child of this process."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""Trainers that share a cache: each element is made once, and each trainer gets what is kept."""
+"""Trainers that share a cache: each element is made once, and trainers read the cached elements."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def cached(target, trainer, dataset=None, policy=OFF, **options):
 
 
 def in_order(got):
-    """Whether numbers ascend, with gaps or not."""
+    """Return whether numbers ascend, with or without gaps."""
     return all(a < b for a, b in itertools.pairwise(got))
 
 
@@ -55,7 +55,7 @@ def test_each_element_is_made_once(make_service, workers):
         got = [numbers(read(reader, 100)) for reader in readers]
     assert len(set(MADE)) == len(MADE)
     assert set(MADE) >= {number for each in got for number in each}
-    # Ahead of what has been used lies only what has been requested.
+    # Workers make no more than the used and the requested elements.
     assert len(MADE) < 100 * workers + 20
 
 
@@ -68,7 +68,7 @@ def test_readers_with_the_same_id_share_its_stream(make_service, ids):
     for name in set(ids):
         own = [n for each in got for n, owner in zip(each, ids, strict=True) if owner == name]
         assert len(set(own)) == len(own)
-        # What another reader has requested ahead is its own.
+        # Elements that the other reader has requested in advance belong to that reader.
         assert set(range(max(own) - 3)) <= set(own)
 
 
@@ -98,7 +98,7 @@ def test_a_slow_reader_skips_but_gets_its_number(make_service, kept):
     with reading(*datasets) as (fast, slow):
         before = numbers(read(slow, 5))
         ahead = numbers(read(fast, 3000))
-        # Nothing is lost to who is ahead of the others.
+        # The leading reader loses no element.
         assert ahead == list(range(ahead[0], ahead[0] + 3000))
         after = numbers(read(slow, 500))
     assert in_order(before + after)
@@ -187,8 +187,8 @@ def test_a_worker_that_is_restarted(make_service, same_port, times):
                 assert in_order(numbers(read(reader, 50)))
             service.restart_worker(0, same_port)
             for reader in readers:
-                # What it made is gone; it begins anew where its last checkpoint was, after what
-                # readers hold already.
+                # The cached elements are lost. The new worker starts at the last checkpoint,
+                # behind the elements that the readers hold.
                 got = numbers(read(reader, 100))
                 gaps = [b - a for a, b in itertools.pairwise(got) if b - a != 1]
                 assert len(gaps) <= 1
@@ -224,7 +224,7 @@ def test_a_dispatcher_that_is_restarted_changes_nothing(make_service, tmp_path, 
     assert got == [list(range(100 + 1500 * restarts))] * 3
 
 
-# What is not to be had
+# Unsupported options
 
 
 @pytest.mark.parametrize(

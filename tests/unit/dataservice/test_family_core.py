@@ -1,4 +1,4 @@
-"""What every data service must do: copies, epochs, jobs, elements, errors, garbage, silence."""
+"""Requirements on every data service: copies, epochs, jobs, elements, errors and silence."""
 
 import threading
 from collections import Counter
@@ -15,7 +15,7 @@ EVENTS = {}
 
 
 def event(name):
-    """One event for all copies of a function: it is pickled on its way to the worker."""
+    """Return an event shared by all copies of a function, which is pickled for the worker."""
     return EVENTS.setdefault(name, threading.Event())
 
 
@@ -24,13 +24,13 @@ def values(dataset):
 
 
 def together(count, function):
-    """What ``function(i)`` gives on so many threads."""
+    """Run ``function(i)`` on ``count`` threads and return the results."""
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(function, range(count)))
 
 
 def tasks(service):
-    """How many tasks the workers hold."""
+    """Return the number of tasks on all workers."""
     return sum(len(worker._worker._tasks) for worker in service.workers)
 
 
@@ -122,7 +122,7 @@ def test_who_comes_late_gets_what_is_left(make_service, mode):
     apply = distribute(mode, service.target, job_name="j")
     first = values(Dataset.range(10).apply(apply))
     late = Dataset.range(10).apply(apply)
-    # Until the dispatcher has heard of the end, an element that was being used may count as open.
+    # Until the dispatcher has heard of the end, an element in use may count as open.
     assert values(late) == []
     assert first == values(late) == list(range(10))  # its second pass is the job's second
 
@@ -175,7 +175,7 @@ def test_a_name_belongs_to_its_parameters(make_service, tmp_path, message, resta
     assert values(dataset) == list(range(5))
 
 
-# 5. Nothing, and little
+# 5. Empty and small datasets
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,4 +1,4 @@
-"""What every data service must do when something fails, is left, is silent, or stands still."""
+"""Requirements on every data service: failures, early ends, silence, and stuck workers."""
 
 import threading
 from collections import Counter
@@ -24,12 +24,12 @@ LOCKS = {}
 
 
 def event(name):
-    """One event for all copies of a function: it is pickled on its way to the worker."""
+    """Return an event shared by all copies of a function, which is pickled for the worker."""
     return EVENTS.setdefault(name, threading.Event())
 
 
 def comes_first(name):
-    """Whether nobody has asked before."""
+    """Return whether this is the first call with the name."""
     return LOCKS.setdefault(name, threading.Lock()).acquire(blocking=False)
 
 
@@ -38,7 +38,7 @@ def values(dataset):
 
 
 def tasks(service):
-    """How many tasks the workers hold."""
+    """Return the number of tasks on all workers."""
     return sum(len(worker._worker._tasks) for worker in service.workers)
 
 
@@ -50,7 +50,7 @@ def registry(service):
 
 
 class OwnError(Exception):
-    """Has arguments that are not its text."""
+    """An exception with arguments that differ from its text."""
 
     def __init__(self, number, *, more=0):
         super().__init__(number)
@@ -113,7 +113,7 @@ def test_an_error_of_one_worker_ends_the_stream(make_service, mode, workers):
     )
     with pytest.raises(AssertionError, match="three"):
         list(remote)
-    # The next pass is a new one.
+    # The next iteration is a new one.
     with pytest.raises(AssertionError, match="three"):
         list(remote)
 
@@ -196,7 +196,7 @@ def test_datasets_that_are_registered_stay(make_service):
 
 
 def drop_after(service, seconds):
-    """Have consumers dropped that have been silent for so long."""
+    """Drop consumers after ``seconds`` of silence."""
     known = registry(service)
     known.timeouts = replace(known.timeouts, client_s=seconds)
 
@@ -208,7 +208,7 @@ def test_a_silent_consumer_is_dropped_and_told(make_service):
         assert i == 0 or event("dropped").wait(30)
         return i
 
-    # Consumers are heard of every 250 ms.
+    # Consumers send a heartbeat every 250 ms.
     apply = distribute(OFF, service.target, max_outstanding_requests=1)
     with iter(Dataset.range(9).map(until_dropped).apply(apply)) as elements:
         assert int(next(elements)) == 0
@@ -223,7 +223,7 @@ def test_a_silent_consumer_is_dropped_and_told(make_service):
 def test_who_has_not_begun_to_read_is_not_dropped(make_service):
     service = make_service(1, client_timeout_ms=1)
     elements = iter(Dataset.range(1).apply(distribute(OFF, service.target)))
-    # The dispatcher looks for silent ones several times.
+    # Meanwhile the dispatcher looks for silent consumers several times.
     checks = service.dispatcher._dispatcher._next_check
     wait_until(lambda: service.dispatcher._dispatcher._next_check > checks + 0.5)
     drop_after(service, 60.0)
@@ -275,7 +275,7 @@ def test_numbers_of_elements(make_service, dataset, terms, expected, by_id):
         remote = from_dataset_id(
             service=target, dataset_id=register_dataset(target, dataset), **terms
         )
-        # What elements depend on, the reader does not know.
+        # The reader does not know the terms on which the cardinality depends.
         assert remote.cardinality() in (expected, -2)
     else:
         remote = dataset.apply(distribute(service=target, **terms))
@@ -292,7 +292,7 @@ def test_what_elements_are_like_stays(make_service, mode):
     assert remote.element_spec == dataset.element_spec
 
 
-# 13. What stands still
+# 13. Stuck workers
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])

@@ -1,4 +1,4 @@
-"""Workers in the consumer's process, on its host, and elsewhere: who reads from whom."""
+"""Workers in the consumer's process, on its host, and elsewhere: the pairs that may communicate."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ OTHER_HOST = "elsewhere/1-other"
 
 @pytest.fixture
 def add_worker(monkeypatch):
-    """``add_worker(service, process, **config)``: a worker that says it is in that process."""
+    """Provide ``add_worker(service, process, **config)``. The worker reports the given process."""
 
     def add(service, process=HERE, **config):
         monkeypatch.setattr(worker, "process_name", lambda: process)
@@ -34,7 +34,7 @@ def add_worker(monkeypatch):
 
 @pytest.fixture
 def make_cluster(make_service, add_worker):
-    """``make_cluster(local, remote)``: so many workers in this process, and on another host."""
+    """Provide ``make_cluster(local, remote)``: workers in this process and on another host."""
 
     def make(local, remote, **config):
         service = make_service(0)
@@ -47,7 +47,7 @@ def make_cluster(make_service, add_worker):
 
 
 def makers(dataset):
-    """How many elements each task has made."""
+    """Count the elements of each task."""
     return Counter(str(task) for task in dataset)
 
 
@@ -64,7 +64,7 @@ def tasks(service):
 
 
 def running(service):
-    """How many tasks go on."""
+    """Return the number of running tasks."""
     tasks = [one for worker in service.workers for one in worker._worker._tasks.values()]
     return sum(one.thread.is_alive() for one in tasks)
 
@@ -73,7 +73,7 @@ def apply_of(service, mode, target="AUTO", **terms):
     return distribute(mode, service.target, target_workers=target, **terms)
 
 
-# Which workers
+# Worker selection
 
 
 @pytest.mark.parametrize("local", [0, 1, 3])
@@ -84,7 +84,7 @@ def test_workers_that_are_read_from(make_cluster, local, remote, target, name):
     service = make_cluster(local, remote)
     readable = local if target == "LOCAL" else local + remote
     dataset = Dataset.range(12).map(who)
-    # It is the limit for every call, too.
+    # start_timeout_s also limits every call.
     limit = {} if readable else {"start_timeout_s": 1.0}
     remote = dataset.apply(apply_of(service, OFF, target, job_name=name, **limit))
     if readable:
@@ -161,7 +161,7 @@ def test_what_does_not_go_with_local(terms):
         distribute(DYNAMIC, "localhost:1", target_workers="LOCAL", **terms)
 
 
-# Coming and going
+# Workers and consumers that start and stop
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -170,8 +170,8 @@ def test_tasks_on_local_workers_end_with_the_iterator(make_cluster, mode):
     for _ in range(3):
         with iter(Dataset.range(5).repeat().apply(apply_of(service, mode, "LOCAL"))) as elements:
             next(elements)
-            # A request of the pass before that is still under way makes a worker begin a task of
-            # which the dispatcher knows no more: it ends at once, and goes with the next heartbeat.
+            # A pending request of the previous pass may make a worker begin a task that is unknown
+            # to the dispatcher. This task ends at once, and the next heartbeat removes it.
             wait_until(lambda: 1 <= running(service) <= tasks(service) <= 2)
             assert not service.workers[-1]._worker._tasks
         wait_until(lambda: tasks(service) == 0)
@@ -234,7 +234,7 @@ def test_only_local_workers_are_left_to_local_readers(make_cluster):
 @pytest.mark.parametrize("tags", [(), ("COLOCATED",), ("other",), ("other", "COLOCATED")])
 def test_colocated_workers_are_for_their_own_host(make_service, add_worker, process, target, tags):
     service = make_service(0)
-    add_worker(service)  # is read from whatever the target is
+    add_worker(service)  # readable with every target
     add_worker(service, process, worker_tags=tags)
     second = {
         "LOCAL": process == HERE,
@@ -264,7 +264,7 @@ def test_only_colocated_workers_elsewhere(make_cluster, target, tagged):
 @pytest.mark.parametrize("mode", MODES)
 def test_who_alone_could_read_from_a_worker_leaves(make_cluster, monkeypatch, target, mode):
     service = make_cluster(1, 1, worker_tags=["COLOCATED"])
-    # Who cannot read waits longer than for a worker: others are at it.
+    # An excluded consumer waits longer than start_timeout_s, as long as other consumers read.
     terms = {"job_name": "j", "max_outstanding_requests": 1, "start_timeout_s": 0.2}
     apply = apply_of(service, mode, target, **terms)
     registry = service.dispatcher._dispatcher._registry
@@ -333,7 +333,7 @@ def test_what_every_consumer_reads_stays_with_workers_that_all_may_read(
         return iter(Dataset.range(40).apply(apply))
 
     with begin(HERE, 0) as here, begin(OTHER_HOST, 1) as there:
-        found.append(int(next(here)))  # with nobody else yet, of any worker
+        found.append(int(next(here)))  # alone, from any worker
         if for_all:
             assert sorted([*found, *values(there), *values(here)]) == list(range(40))
             return

@@ -1,4 +1,4 @@
-"""deterministic=True: one order, whatever number of workers and consumers, and what they suffer."""
+"""deterministic=True: one order for any number of workers and consumers, and after failures."""
 
 import itertools
 
@@ -39,16 +39,16 @@ PIPELINES = {
     "empty": lambda ds: ds.filter(lambda x: x < 0),
     "all": lambda ds: ds.filter(lambda x: x % 3).shuffle(9, seed=1).flat_map(pieces).batch(3),
 }
-# Dealt out as they are in the whole.
+# Pipelines with the same order for any number of shards.
 WHOLE = ["map", "batch", "batch without a remainder", "windows"]
-# What shuffles does so differently in each part, or in one process.
+# Pipelines with an order that differs from the order of the parts in turn.
 DIFFERENT = ["shuffle", "shuffles of a repeat", "shuffled batches", "cache", "all", "rebatch"]
 DIFFERENT += WHOLE[1:]
 CHURN = ["filter", "flat_map", "repeat", "cache", "windows", "groups", "rebatch", "all"]
 
 
 def consumers(name, target, count, length=LENGTH, shards=SHARDS, **options):
-    """The dataset of each of some consumers."""
+    """Return one distributed dataset for each consumer."""
     dataset = PIPELINES[name](Dataset.range(length))
     options |= {"deterministic": True, "num_shards": shards}
     return [
@@ -58,23 +58,23 @@ def consumers(name, target, count, length=LENGTH, shards=SHARDS, **options):
 
 
 def in_turn(readers, count=None):
-    """What the readers get, one element each in turn, in all; None to the end."""
+    """Read one element from each reader in turn, ``count`` in all. None reads to the end."""
     got = []
     while count is None or len(got) < count:
         try:
             got.append(next(readers[len(got) % len(readers)]))
         except StopIteration:
-            # Then the others have come to their end as well.
+            # All readers end together.
             assert all(next(reader, None) is None for reader in readers)
             break
     return [np.asarray(element).tolist() for element in got]
 
 
-ALONE = {}  # what a process has seen; it is the same every time
+ALONE = {}  # results of this process, which are the same in every run
 
 
 def alone(make_service, name, **options):
-    """The order that a single worker and consumer see."""
+    """Return the order of elements with a single worker and consumer."""
     key = name, *sorted(options.items())
     if key not in ALONE:
         with reading(*consumers(name, make_service(1).target, 1, **options)) as readers:
@@ -83,9 +83,9 @@ def alone(make_service, name, **options):
 
 
 def model(name, length, shards):
-    """The order in theory: of every part that has more, one element in turn.
+    """Return the specified order: one element in turn from every part that has more.
 
-    The passes of a repeat go on where the one before has ended, which may be in any part.
+    A pass of a repeat continues in the part after the last element of the previous pass.
     """
     make, indices = PIPELINES[name], np.arange(length)
     if name == "repeat":
@@ -155,11 +155,11 @@ def test_repeat_after_it(make_service, name, count):
     datasets = [each.repeat(3) for each in consumers(name, make_service(2).target, count, 100)]
     with reading(*datasets) as readers:
         got = [numbers(reader) for reader in readers]
-    # Each consumer gets its own places of every repetition.
+    # Each consumer gets its own positions in every repetition.
     assert got == [expected[index::count] * 3 for index in range(count)]
 
 
-# Workers that come and go
+# Workers that stop and start
 
 EVENTS = {
     "add": lambda service, number: service.add_worker(),
@@ -247,7 +247,7 @@ def test_a_state_is_good_for_other_numbers(make_service, name, event):
 
 
 def test_who_comes_again_when_all_has_been_used_is_told_so(make_service, caplog):
-    """As in a run that begins anew, with the journal of the last one."""
+    """Warn consumers of a completed job, for example in a new run with an old journal."""
     service = make_service(2)
     with reading(*consumers("map", service.target, 2, length=4)) as readers:
         assert in_turn(readers, 4) == [0, 3, 6, 9]

@@ -1,4 +1,4 @@
-"""Coordinated reads through a service: in every round all consumers get from the same part."""
+"""Coordinated reads through a service: in every round, all consumers read from the same part."""
 
 import threading
 from collections import Counter
@@ -20,12 +20,12 @@ MANY = 1_000_000
 
 
 def with_task(element):
-    """Beside an element, the id of the task that made it."""
+    """Return the element and the id of the task that made it."""
     return element, int(threading.current_thread().name.rpartition("-")[2])
 
 
 def consumers(dataset, target, count, num_shards=None, policy=OFF, **options):
-    """The dataset of each of some consumers."""
+    """Return one distributed dataset for each consumer."""
     return [
         dataset.apply(
             distribute(policy, target, "job", index, count, num_shards=num_shards, **options)
@@ -35,12 +35,12 @@ def consumers(dataset, target, count, num_shards=None, policy=OFF, **options):
 
 
 def rounds(readers, count):
-    """What all consumers get in each of some rounds; the first consumer is always ahead."""
+    """Return the elements of all consumers, by round. The first consumer reads each round first."""
     return [[next(reader) for reader in readers] for _ in range(count)]
 
 
 def expected(count, width, shards, start=0, length=MANY):
-    """What the rounds are where every part has the whole range."""
+    """Return the expected rounds if every part has the whole range."""
     return [
         [(number // shards * width + lane) % length for lane in range(width)]
         for number in range(start, start + count)
@@ -80,7 +80,7 @@ def test_a_round_is_of_one_task_and_every_element_comes_once(make_service, polic
 
 
 @pytest.mark.parametrize(
-    # A window ends where a part of the source does not, so it needs the whole source.
+    # A window may cross the border of two parts of the source, so it needs the whole source.
     ("kind", "policy"),
     [("bucket_by_sequence_length", OFF), ("bucket_by_sequence_length", DYNAMIC), ("window", OFF)],
 )
@@ -104,7 +104,7 @@ def test_every_round_is_of_one_bucket(make_service, kind, workers, policy):
     assert len(set.union(*shapes)) == 3
 
 
-# Workers that come and go
+# Workers that stop and start
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -129,7 +129,7 @@ def check(got, width, shards, policy):
     else:
         flat = numbers(number for each in got for number in each)
         assert len(set(flat)) == len(flat)
-        # Of one split, in order, unless the round begins in one and ends in the next.
+        # Each round comes from one split in order, except where a round spans two splits.
         apart = [each for each in got if np.ptp(each) != width - 1]
         assert len(apart) < len(got) / 10
 
@@ -179,13 +179,13 @@ def test_a_consumer_may_run_ahead(make_service, limit):
     target = make_service(2).target
     datasets = consumers(endless(), target, 2, 3, max_outstanding_requests=limit)
     with reading(*datasets) as (first, second):
-        ahead = read(first, 6)  # two elements for each consumer are made ahead of the slowest
+        ahead = read(first, 6)  # two elements a consumer are made ahead of the slowest
         got = list(map(list, zip(ahead, read(second, 6), strict=True)))
         got += rounds([first, second], 50)
     assert got == expected(56, 2, 3)
 
 
-# Consumers that come again
+# Consumers that restart
 
 
 def test_a_consumer_without_its_state_cannot_come_again(make_service):
@@ -193,7 +193,7 @@ def test_a_consumer_without_its_state_cannot_come_again(make_service):
     with reading(*consumers(endless(), target, 2, 2)) as readers:
         rounds(readers, 20_000)
         readers[0].close()
-        # The others' marks are known to the workers with their next requests.
+        # The other consumers report their progress to the workers with their next requests.
         with (
             reading(consumers(endless(), target, 2, 2)[0]) as [again],
             pytest.raises(FailedPreconditionError, match=r"has been used .*set_state"),
@@ -210,7 +210,7 @@ def test_all_consumers_go_on_from_a_state(make_service, workers, taken):
         states = [reader.get_state() for reader in readers]
         rounds(readers, 10)
     with reading(*consumers(endless(), make_service(workers).target, 3, 4, **limit)) as readers:
-        # Any of the states will do for all of them.
+        # Any consumer's state fits every consumer.
         for reader, state in zip(readers, reversed(states), strict=True):
             reader.set_state(state)
         assert rounds(readers, 50) == expected(50, 3, 4, start=taken)
@@ -285,7 +285,7 @@ def test_consumers_must_agree(make_service, change):
             next(second)
 
 
-# What is not to be had
+# Unsupported combinations
 
 
 @pytest.mark.parametrize("dataset", [Dataset.range(9), Dataset.range(9).repeat(3)])

@@ -1,4 +1,4 @@
-"""Dynamic sharding: what comes of every shape of a pipeline under 'distributed_epoch'."""
+"""Dynamic sharding ('distributed_epoch') of pipelines of every shape."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ DYNAMIC = "distributed_epoch"
 R = Dataset.range
 WORDS = ["a", "bb", "ccc", "dd", "e", "ff", "ggg", "h", "i", "jjj", "kk"]
 
-# What workers may deal out, and every element comes once, as it comes here.
+# Datasets that workers can divide. Every element comes exactly once and equals the local element.
 EXACT = {
     "range": R(30),
     "range with a step": R(90, 0, -7),
@@ -113,7 +113,7 @@ EXACT = {
     "a mixture, shuffled": Dataset.sample_from_datasets([R(9), R(50, 60)]).shuffle(4).repeat(2),
 }
 
-# Those whose groups end where the parts of the workers do.
+# Datasets with groups that end where the part of a worker ends.
 GROUPED = {
     "filter and batch": R(20).filter(lambda i: i % 5).batch(3),
     "shuffle of all, padded batch": R(9)
@@ -158,7 +158,7 @@ def in_steady_order(node):
 
 
 def plain(element):
-    """An element as text that tells it from others."""
+    """Return an element as JSON-compatible values."""
     if isinstance(element, dict):
         return {key: plain(value) for key, value in element.items()}
     if isinstance(element, tuple):
@@ -171,7 +171,7 @@ def counts(elements):
 
 
 def numbers(elements):
-    """All numbers of arrays of any shape, but for what they are filled up with."""
+    """Count the numbers in arrays of any shape, without the (negative) padding."""
     return Counter(int(n) for element in elements for n in np.ravel(element) if n >= 0)
 
 
@@ -298,7 +298,7 @@ HALF = {}
 
 
 class Waits:
-    """Gives the second half of the elements when an event has been set."""
+    """A function that holds back the second half of the elements until an event is set."""
 
     def __init__(self, elements):
         self._elements = elements

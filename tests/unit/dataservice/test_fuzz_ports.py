@@ -1,4 +1,4 @@
-"""Strangers at the ports of a service: nobody dies, memory stays, and an epoch is complete."""
+"""Foreign clients at the ports of a service: every process lives, memory stays, epochs complete."""
 
 import random
 import socket
@@ -26,7 +26,7 @@ REFUSALS = {
     "DeadlineExceededError",
     "InvalidArgumentError",
     "NotFoundError",
-    "UnavailableError",  # what was held for a task that is given up
+    "UnavailableError",  # a held request for a task that is given up
     "UnimplementedError",
 }
 
@@ -51,12 +51,12 @@ class Scene:
         assert len(self.ports) >= 3  # a consumer need not listen
 
     def methods(self):
-        """What can be asked for, everywhere."""
+        """Return the methods of all servers."""
         servers = self.processes[:3]
         return sorted({m for server in servers for m in server.run(methods_of)})
 
     def read_during(self, attack):
-        """Attack in rounds, and read between them; then the rest, and see that all is well."""
+        """Attack in rounds and read in between, then check the service."""
         memory = []
         for number in range(ROUNDS):
             attack(number)
@@ -65,7 +65,7 @@ class Scene:
         self.check(memory[1], memory[-1])
 
     def check(self, before, after):
-        """Nobody has grown or died; this epoch and another one are complete."""
+        """Check memory and processes, and complete this epoch and another epoch."""
         assert [now - then < ROOM for now, then in zip(after, before, strict=True)] == [True] * 4
         self.elements += self.reader.rest()
         assert sorted(self.elements) == [3 * i for i in range(ELEMENTS)]
@@ -132,7 +132,7 @@ def test_connections_that_are_left_half_open(scene):
 
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.long)])
 def test_many_connections(scene, count):
-    """The second time they find room that the first ones have left."""
+    """Check that later connections reuse the resources of closed connections."""
     handles = [process.descriptors() for process in scene.processes]
     memory = []
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_many_connections(scene, count):
 
 
 def varint(number):
-    """A number as protobuf writes it; negative ones as 64 bits."""
+    """Encode a number as a protobuf varint. Negative numbers take 64 bits."""
     rest, said = number % (1 << 64), b""
     while rest > 127:
         said += bytes([rest & 127 | 128])
@@ -158,7 +158,7 @@ def varint(number):
 
 
 def message_of(rng):
-    """A body with some of the fields that the service's messages have; none is a real id."""
+    """Return a body with random fields of the service's messages. No id in the body exists."""
     body = b""
     for _ in range(rng.randrange(1, 7)):
         field = rng.randrange(1, 14) << 3
@@ -173,10 +173,10 @@ def message_of(rng):
 
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.long)])
 def test_requests_that_make_no_sense(scene, count):
-    """By somebody who speaks well, and says what is wrong: each is refused, or does nothing."""
+    """Refuse or ignore well-formed requests with random content."""
     rng = random.Random(count)
     methods = [*scene.methods(), "dispatcher/Nothing", "nothing", "", "data_worker/"]
-    methods.remove("dispatcher/RegisterWorker")  # a worker of that name is believed in
+    methods.remove("dispatcher/RegisterWorker")  # the dispatcher would accept such a worker
     answers = Counter()
 
     def attack(number):
@@ -189,7 +189,7 @@ def test_requests_that_make_no_sense(scene, count):
             if rng.random() < 0.2:
                 stranger.notify(address, method, body)
             else:
-                # Some are held, until something comes that never does.
+                # The dispatcher holds some requests for events that never come.
                 works.append(stranger.call(address, method, body, timeout=HELD_S))
         for work in works:
             try:

@@ -1,4 +1,4 @@
-"""The identity of datasets: which states fit, and which trainers may read one job."""
+"""The identity of datasets: matching states, and trainers that may share a job."""
 
 import functools
 import operator
@@ -95,7 +95,7 @@ PAIRS = [
 
 
 def fits(saved, resumed):
-    """Whether a state of one dataset is accepted by another."""
+    """Return whether one dataset accepts a state of another."""
     state = iter(saved).get_state()
     try:
         iter(resumed).set_state(state)
@@ -108,7 +108,7 @@ def fits(saved, resumed):
 @pytest.mark.parametrize("pair", range(len(PAIRS)))
 def test_states_of_other_constants_are_refused(held, pair):
     one, other = map(HELD[held], PAIRS[pair])
-    # The equal dataset is what another process that runs the same script has.
+    # Another process that runs the same script has an equal dataset.
     equal = cloudpickle.loads(cloudpickle.dumps(one))
     assert fits(one, equal)
     assert not fits(one, other)
@@ -265,14 +265,14 @@ def test_a_long_chain_and_a_dataset_that_occurs_often():
 
 
 def saved_states():
-    """Hex of states of datasets with all kinds of constants."""
+    """Return hexadecimal states of datasets with all kinds of constants."""
     held = {
         "b": {"x", "y", "z"},
         "a": frozenset({"1", "2", b"3"}),
         "c": np.arange(9),
         "d": Scale(1),
     }
-    # A scan has its initial state in its own state, which would be pickled.
+    # The state of a scan contains its initial state, which would be pickled.
     datasets = {name: make(held) for name, make in HELD.items() if name != "state"}
     datasets["set in code"] = Dataset.range(3).filter(lambda i: str(i) in {"1", "2", "3", "4"})
     return {name: iter(dataset).get_state().hex() for name, dataset in datasets.items()}, datasets
@@ -288,7 +288,7 @@ def test_states_fit_in_another_process():
         "spec.loader.exec_module(module)\n"
         "print(module.saved_states()[0])"
     )
-    for seed in "12":  # of the hashes of text, and so of the order in sets
+    for seed in "12":  # seeds of text hashes, which set the order of sets
         done = subprocess.run(
             [sys.executable, "-c", program, __file__],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""Transformations that go by the order of elements, against plain Python."""
+"""Transformations that depend on the order of elements, against plain Python."""
 
 import itertools
 
@@ -16,7 +16,7 @@ place = st.integers(0, 16)
 
 
 def of(values):
-    """A dataset of some numbers."""
+    """Return a dataset of integers."""
     return Dataset.from_tensor_slices(np.array(values, np.int64))
 
 
@@ -183,7 +183,7 @@ def test_unique_is_for_what_has_a_value():
         list(Dataset.from_source([object()]).unique())
 
 
-# Of a service
+# In a data service
 
 
 @pytest.mark.parametrize("policy", ["distributed_epoch", "parallel_epochs"])

@@ -1,4 +1,4 @@
-"""The dispatcher's journal: what was committed is there, whatever happens to the process."""
+"""The dispatcher's journal: commits survive all failures of the process."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def test_it_holds_what_a_dict_would(steps):
             if step == "open again":
                 journal.close()
                 journal = Journal(directory)
-            elif step == "crash":  # what a killed process would have left
+            elif step == "crash":  # the state that a killed process leaves
                 directory = shutil.copytree(directory, Path(folder, str(number)))
                 journal.close()
                 journal = Journal(directory)
@@ -192,7 +192,7 @@ def test_other_versions_and_other_programs(tmp_path):
     path.write_bytes(b"Here is a text of another program." * 9)
     with pytest.raises(DataLossError, match="state is not a dispatcher's"):
         Journal(tmp_path)
-    # What version 0.1 has left.
+    # Version 0.1 left this file.
     path.rename(tmp_path / "journal.sqlite")
     with pytest.raises(DataLossError, match=r"state is missing: .* mpidist 0.1 wrote the journal"):
         Journal(tmp_path)

@@ -1,4 +1,4 @@
-"""The dispatcher's journal when its files are torn, garbled or missing: all of it, or an error."""
+"""The dispatcher's journal with torn, garbled or missing files: complete data, or an error."""
 
 import random
 import re
@@ -16,7 +16,7 @@ def bytes_of(directory):
 
 
 def commit(journal, seed):
-    """As dispatchers do: some records change, some go, now and then a large one."""
+    """Commit like a dispatcher: some records change, some are removed."""
     draw = random.Random(seed)
     changes = {("part", draw.randrange(30)): draw.randbytes(draw.randrange(900)) for _ in range(3)}
     journal.commit(changes | {("task", draw.randrange(30)): None, ("task", seed): b"%d" % seed})
@@ -24,7 +24,7 @@ def commit(journal, seed):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The files of a dispatcher that was killed, with small and large records; what they hold."""
+    """Return the files of a killed dispatcher with small and large records, and their content."""
     directory = tmp_path_factory.mktemp("whole")
     with closing(Journal(directory)) as journal:
         for seed in range(30):
@@ -38,7 +38,7 @@ def whole(tmp_path_factory):
 
 
 def found(directory, files):
-    """What a journal of some files holds."""
+    """Return the content of a journal with the given files."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     for name, content in files.items():
@@ -54,7 +54,7 @@ def check_cut_or_flipped(directory, whole, name, places):
     for place in places:
         flipped = bytearray(content)
         flipped[place] ^= 1 << place % 8
-        # The number of the format may be that of another version.
+        # Bytes 8 to 11 hold the format number, so a flipped bit there may name another version.
         kinds = (DataLossError, FailedPreconditionError) if place in range(8, 12) else DataLossError
         for damaged in (content[:place], bytes(flipped), content + content[: place + 1]):
             with pytest.raises(kinds, match=r"journal"):
@@ -82,7 +82,7 @@ def test_a_file_that_is_missing(tmp_path, whole, name):
     match = f"{re.escape(str(directory))}: {name} is missing.*put a copy of the directory in its"
     with pytest.raises(DataLossError, match=match):
         found(directory, missing)
-    for _ in range(2):  # it does not go on at the second attempt either
+    for _ in range(2):  # the second attempt is refused, too
         with pytest.raises(DataLossError, match=match), closing(Journal(directory)) as journal:
             journal.load()
     (directory / name).write_bytes(files[name])
@@ -91,7 +91,7 @@ def test_a_file_that_is_missing(tmp_path, whole, name):
 
 
 def test_a_file_of_another_commit(tmp_path, whole):
-    """The large records of a state are those that it was written with."""
+    """Refuse a state with the large records of another commit."""
     files, _ = whole
     mixed = files | {"file-1": files["file-2"]}
     with pytest.raises(DataLossError, match="file-1 has a wrong checksum"):
@@ -140,7 +140,7 @@ def test_a_directory_that_is_taken_away_from_a_dispatcher(tmp_path, take_away):
             match = f"{directory}: .* was re(mov|plac)ed while this .* had it.*; put back what was"
             with pytest.raises(FailedPreconditionError, match=match):
                 commit(journal, seed)
-        assert left is None or bytes_of(directory) == left  # it is another dispatcher's
+        assert left is None or bytes_of(directory) == left  # it is of another dispatcher
         if take_away is not remove_directory:
             shutil.rmtree(directory, ignore_errors=True)
             directory.with_name("elsewhere").rename(directory)

@@ -1,4 +1,4 @@
-"""The dispatcher's journal when processes are killed, disks are full and directories no use."""
+"""The dispatcher's journal under killed processes, full disks and unusable directories."""
 
 import errno
 import fcntl
@@ -30,7 +30,10 @@ NOBODY = 65534
 
 @contextmanager
 def forked(work):
-    """A fork that runs ``work(pipe)``; gives its id and the other end of the pipe; killed after."""
+    """Run ``work(pipe)`` in a fork. Return its process id and the other end of the pipe.
+
+    The fork is killed at the end of the context.
+    """
     mine, its = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -99,7 +102,7 @@ def test_a_fork_of_the_process_neither_has_nor_holds_it(tmp_path):
         pipe.send(b".")
         assert pipe.recv(100) == b"end"
         journal.commit({("a", 3): b"z"})
-        journal._lock.close()  # as a killed process leaves it, with its fork alive
+        journal._lock.close()  # as a killed process leaves it, while its fork lives
         with closing(Journal(tmp_path)) as again:
             assert again.load() == {"a": {1: b"x", 2: b"y", 3: b"z"}}
     os.close(journal._folder)
@@ -118,7 +121,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def changes(number):
-    """Of commit number 1, 2, ..., always the same."""
+    """Return the changes of commit ``number`` (1, 2, ...). They are the same in every run."""
     draw = random.Random(number)
     made = {("split", draw.randrange(40)): draw.randbytes(draw.randrange(9000)) for _ in range(4)}
     if number % 3 == 0:
@@ -147,7 +150,7 @@ def test_killed_at_random_moments(tmp_path):
                 known += 1
             time.sleep(draw.uniform(0, 0.003))
             pipe.settimeout(None)
-            # Left: what it reports until it is dead.
+            # The copy of the pipe receives the reports up to the death of the child.
             reports = pipe.dup()
         with reports:
             while report := reports.recv(1 << 16):
@@ -168,7 +171,7 @@ def test_killed_at_random_moments(tmp_path):
     assert known > 100
 
 
-# No room
+# Full disks
 
 
 @contextmanager
@@ -212,7 +215,7 @@ def test_a_limit_on_files_at_the_start(tmp_path):
 
 
 def on_file_system(tmp_path, mount, script):
-    """Run a script whose folder is another file system, seen by nobody else."""
+    """Run a script in a folder that is another file system, in a private mount namespace."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     words = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]

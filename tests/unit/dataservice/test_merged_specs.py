@@ -1,4 +1,4 @@
-"""What elements of several datasets are like, which come one after the other."""
+"""The element_spec of datasets that are read one after the other."""
 
 import numpy as np
 import pytest

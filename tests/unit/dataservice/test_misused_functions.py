@@ -1,4 +1,4 @@
-"""What functions give that is not what the transformation needs."""
+"""User functions with results that do not fit the transformation."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mpidist.errors import InvalidArgumentError
 
 
 def forgets(i):
-    """Has no return."""
+    """Return nothing."""
 
 
 @pytest.mark.parametrize(

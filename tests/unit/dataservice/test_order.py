@@ -1,4 +1,4 @@
-"""The global order, against a list of all elements, and against a simulated fetching."""
+"""The global order, against a list of all elements, and against simulated fetches."""
 
 import random
 
@@ -17,13 +17,13 @@ seeds = st.integers(0, 1 << 30)
 
 
 def whole(lengths):
-    """All elements, as part and index, in the global order."""
+    """Return all elements as pairs of part and index, in the global order."""
     rounds = range(max(lengths))
     return [(part, r) for r in rounds for part, n in enumerate(lengths) if r < n]
 
 
 class Fetcher:
-    """One consumer that gets the elements of plans in random pieces."""
+    """A consumer that fetches the elements of its plans in random pieces."""
 
     def __init__(self, lengths, order, rng):
         self.lengths, self.order, self.rng = lengths, order, rng
@@ -40,13 +40,13 @@ class Fetcher:
         self.fetched[part] = stop = max(stop, plan.start)
         length = self.lengths[part]
         if self.order.note(part, min(stop, length), stop >= length):
-            # Who wants what after this end is not what it was.
+            # The elements behind this end are dropped: they now belong to other consumers.
             end = self.order.end(part)
             self.fetched = [min(stop, end) for stop in self.fetched]
             self.here = [{i for i in held if i < end} for held in self.here]
 
     def next(self):
-        """The next element of this consumer; None at the end."""
+        """Return the next element of this consumer, or None at the end."""
         while True:
             part = self.order.missing()
             if part is None:
@@ -63,7 +63,7 @@ class Fetcher:
 
 
 def read(lengths, consumers, begin, rng, most=None):
-    """What every consumer gets, at most so much, and the states in which they are then."""
+    """Return up to ``most`` elements of each consumer, and the state after them."""
     given_out, states = [], []
     for index in range(consumers):
         fetcher = Fetcher(lengths, Order(len(lengths), consumers, index, begin), rng)
@@ -139,7 +139,7 @@ def test_a_plan_ends_where_a_part_does():
 
 
 def fill(buffer, rng):
-    """Give a buffer what it wants of a random part; elements are part and index."""
+    """Put planned elements of a random part into a buffer, as pairs of part and index."""
     part = rng.randrange(3)
     plan = buffer.plan(part)
     wanted = [i for i in range(plan.start, plan.start + 9) if i % plan.period == plan.offset]
@@ -150,7 +150,7 @@ def fill(buffer, rng):
 
 
 def rounds(buffer, rng, number):
-    """The elements of so many rounds."""
+    """Return the next ``number`` elements of a buffer."""
     got = []
     while len(got) < number:
         while not buffer._is_here():

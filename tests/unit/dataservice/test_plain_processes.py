@@ -1,4 +1,4 @@
-"""Elements, functions, servers and addresses that are odd, between processes over tcp."""
+"""Unusual elements, functions, servers and addresses, between processes over TCP."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ from mpidist.errors import AlreadyExistsError, UnavailableError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
-# Much longer than what is promised: the machine may be busy.
+# Much longer than the documented limits, because the machine may be busy.
 LIMIT_S = 60.0
 LARGE = 3 << 30
 
@@ -44,7 +44,7 @@ def cluster(make_cluster):
 
 
 def works(cluster, copies=1):
-    """The service gives another dataset as if nothing had been."""
+    """Check that the service still delivers another dataset."""
     dataset = Dataset.range(50).apply(distribute("parallel_epochs", cluster.target))
     assert sorted(dataset) == sorted(list(range(50)) * copies)
 
@@ -70,7 +70,7 @@ def test_elements_of_no_bytes(cluster, mode, limit):
 @pytest.mark.parametrize("mode", MODES)
 def test_ragged_elements(cluster, mode):
     def ragged(i):
-        size = int(i) * 1000 % 70_001  # some travel beside the pickle, most in it
+        size = int(i) * 1000 % 70_001  # large arrays travel beside the pickle, small arrays in it
         return {"x": np.full(size, i), "y": (i,) * (size % 7), "z": None if i % 2 else "odd"}
 
     elements = list(Dataset.range(100).map(ragged).apply(distribute(mode, cluster.target)))
@@ -96,7 +96,7 @@ def test_an_element_of_three_gigabytes(cluster):
 
 
 class Poisoned:
-    """Can be pickled, and not be made again where it arrives."""
+    """An object that can be pickled, but not unpickled."""
 
     def __reduce__(self):
         return int, ("not a number",)
@@ -194,7 +194,10 @@ def test_a_function_that_uses_up_all_memory(cluster):
 
 
 def test_what_functions_hold_goes_with_their_datasets(cluster):
-    """All of it would be 1,920 MiB; a worker keeps 8 datasets, 256 MiB, to be read again."""
+    """Release data of functions with their datasets.
+
+    All of the data would be 1,920 MiB. A worker keeps 8 datasets (256 MiB) for further reads.
+    """
 
     def hold(i, kept=[]):  # noqa: B006
         kept.append(np.ones(1 << 20))
@@ -214,14 +217,14 @@ def test_what_functions_hold_goes_with_their_datasets(cluster):
 
 @pytest.fixture
 def silent_port():
-    """Somebody who takes connections, and says nothing."""
+    """Serve a port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
 
 @pytest.fixture
 def rude_port():
-    """Somebody who says something else, and hangs up."""
+    """Serve a port that answers in another protocol and closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.1)
         over = threading.Event()
@@ -260,7 +263,7 @@ def test_a_worker_in_place_of_a_dispatcher(cluster):
 
 @pytest.mark.parametrize("protocol", [None, "grpc"])
 def test_processes_that_name_no_transport_of_ours(make_cluster, protocol):
-    """Whom this process does not serve is reached over tcp."""
+    """Use TCP if a process names no transport of mpidist."""
     cluster = make_cluster(1, dispatcher={"protocol": "grpc"}, worker={"protocol": protocol})
     address = cluster.target.removeprefix("tcp://")
     with WorkerServer(dispatcher_address=address, protocol=protocol):
@@ -278,7 +281,7 @@ def test_no_dispatcher_then_one_then_no_workers_then_one(cluster):
     with pytest.raises(UnavailableError, match=r"no dispatcher answers at \S+ \(tried for 0.5 s"):
         list(dataset)
     cluster.restart_dispatcher()
-    assert not service_status(cluster.target).workers  # now it is reached
+    assert not service_status(cluster.target).workers  # now the dispatcher is reached
     with pytest.raises(UnavailableError, match=r"no data worker has registered .* within 0.5 s"):
         list(dataset)
     cluster.restart_worker(0)
@@ -300,7 +303,7 @@ def test_a_port_in_use_is_refused_and_its_owner_goes_on(cluster, silent_port):
 
 
 def test_a_consumer_that_is_killed_is_forgotten(make_cluster):
-    # The dispatcher holds heartbeats for a second, within which a consumer says nothing.
+    # The dispatcher holds heartbeats for a second. A consumer sends nothing during that second.
     cluster = make_cluster(1, dispatcher={"client_timeout_ms": 3000})
     reader = Reader(
         cluster.add_process("consumer"),
@@ -315,14 +318,14 @@ def test_a_consumer_that_is_killed_is_forgotten(make_cluster):
 
 @pytest.mark.parametrize("journal", [True, False])
 def test_a_worker_that_is_killed_while_nobody_reads_is_missed(make_cluster, tmp_path, journal):
-    """Long before it has been silent for as long as a worker may be."""
+    """Detect the killed worker long before its heartbeat timeout."""
     cluster = make_cluster(
         2,
         work_dir=tmp_path,
         fault_tolerant=journal,
         dispatcher={"worker_timeout_ms": 3_600_000},
     )
-    if journal:  # which does not say what processes its workers are in
+    if journal:  # the journal does not record the processes of workers
         cluster.kill_dispatcher()
         cluster.restart_dispatcher()
     silent, heard = {}, set()

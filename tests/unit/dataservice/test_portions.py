@@ -1,4 +1,4 @@
-"""Datasets over several others whose source indices are dealt out to several workers."""
+"""Datasets of several inputs with source indices that are dealt out to several workers."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ DIGITS = Dataset.from_tensor_slices(list("0123456789"))
 
 
 def dealt(indices, sizes, workers):
-    """Splits of these sizes, in turn to the workers."""
+    """Deal out splits of the given sizes to the workers in turn."""
     splits = [[] for _ in range(workers)]
     start = turn = 0
     while start < len(indices):
@@ -33,7 +33,7 @@ def str_of(window):
 
 
 def batches(windows):
-    """Each window as an array, or the text of one."""
+    """Return the windows as text."""
     return windows.map(lambda window: str([str(element) for element in window]))
 
 
@@ -147,7 +147,7 @@ DATASETS = {
 
 
 def evaluate(node, deal, stops=()):
-    """Elements of a pass that is broken off, and taken up from its state, after so many."""
+    """Return the elements of a pass that is resumed from its state at each of ``stops``."""
     elements = node.iterate(context_of(node, deal))
     found = []
     for stop in sorted(stops):
@@ -166,7 +166,7 @@ def evaluate(node, deal, stops=()):
 
 
 def whole_of(name):
-    """Elements of a pass in one process."""
+    """Return the elements of a pass in one process."""
     return list(DATASETS[name].node.iterate(Context((1,))))
 
 
@@ -178,7 +178,7 @@ def whole_of(name):
 )
 def test_workers_that_share_the_indices_make_every_element_once(name, sizes, workers, stops):
     node = DATASETS[name].node
-    # Indices go on from pass to pass of a sequential repeat; its workers find the end themselves.
+    # Indices continue from pass to pass of a sequential repeat. Its workers find the end.
     passes = 4 if "repeated" in name and node.indexed_length() is None else 1
     splits = dealt(range(node.source_length() * passes), sizes, workers)
     found = [element for mine in splits for element in evaluate(node, Dealt(*mine), stops)]

@@ -1,4 +1,4 @@
-"""What becomes of the parts of workers that are lost, and of those that come."""
+"""Reassignment of the parts of lost workers, and of parts to new workers."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ def split(play, task, position):
     return play.registry.next_split(task, position)
 
 
-# One consumer, or consumers that say what they want: another worker goes on at once.
+# One consumer, or consumers with explicit requests: another worker continues at once.
 
 
 @pytest.mark.parametrize("delivery", [pb.EXACTLY_ONCE, pb.AT_LEAST_ONCE])
@@ -118,7 +118,7 @@ def test_of_several_consumers_the_slowest_decides_what_is_used():
     assert play.beat(slow, used=ranges(p0=[0, 6])).finished
 
 
-# Consumers that share: all say first what they have.
+# Shared epochs: all consumers first report the elements that they hold.
 
 
 def test_the_part_of_a_lost_worker_waits_until_all_consumers_have_settled():
@@ -266,7 +266,7 @@ def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
     assert part.task.pending_acks == {first.id}
 
 
-# The end, where consumers share.
+# The end of a shared epoch
 
 
 def at_end(play, client, now, **report):
@@ -279,11 +279,11 @@ def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
     one, two, three = (play.join_shared() for _ in range(3))
     play.start(one)
     assert not at_end(play, one, 1.0)
-    play.registry.hear_all(1.5)  # they have said nothing
+    play.registry.hear_all(1.5)  # without new reports
     assert not dismiss_if_done(one)
     assert [play.beat(each, now=2.0).beat_soon for each in (two, three)] == [False, False]
     assert dismiss_if_done(one)
-    # The one that may go sees to nothing any more.
+    # A dismissed consumer is no longer responsible for the rest of the epoch.
     assert not at_end(play, two, 3.0)
     play.beat(three, now=4.0)
     assert dismiss_if_done(two)
@@ -301,7 +301,7 @@ def test_nobody_goes_while_a_part_waits_for_a_worker():
     assert not dismiss_if_done(one)
     assert play.beat(one, now=3.0, settled=[task]).waiting
     play.beat(two, now=4.0, settled=[task], held=ranges(p0=[10, 20]))
-    # Now the other one has all that is left, and the part needs no worker.
+    # Now the other consumer has all remaining elements, and the part needs no worker.
     assert play.beat(one, now=5.0).given_out == 1
     assert not at_end(play, one, 6.0)
     play.beat(two, now=7.0)
@@ -332,7 +332,7 @@ def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
     assert not at_end(play, there, 1.0)
     play.beat(here, now=2.0)
     assert not dismiss_if_done(there)
-    # But it waits for no dead one.
+    # But the consumer does not wait for a dead one.
     play.registry.lose_clients("2")
     assert not at_end(play, there, 2.0 + AWAY_S)
     play.registry.expire(3.0 + AWAY_S)
@@ -368,7 +368,7 @@ def test_one_whose_process_is_gone_is_given_up_when_another_one_waits(delivery):
     play.start(one)
     play.registry.lose_clients("2")
     play.registry.expire(AWAY_S + 1)
-    assert two.id in play.registry.clients  # nobody waits for it
+    assert two.id in play.registry.clients  # no consumer waits for it
     version = play.beat(one, now=AWAY_S + 1, at_end=True).version
     play.registry.expire(AWAY_S + 2)
     assert two.id not in play.registry.clients

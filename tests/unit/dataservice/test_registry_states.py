@@ -1,4 +1,4 @@
-"""Iterations that begin at a state, and jobs that are taken back to one."""
+"""Iterations that begin at a state, and jobs that are set back to a state."""
 
 import pytest
 from _cases.data_registry import Play, places, ranges, terms_of
@@ -8,7 +8,7 @@ from mpidist.errors import InvalidArgumentError, NotFoundError
 
 
 def state_of(position=4, starts=(2, 2), terms=None, **others):
-    """A state; totals are not known."""
+    """Return a state with unknown totals."""
     summary = others.pop("summary", "range")
     return pb.State(
         summary=summary,

@@ -22,7 +22,7 @@ from mpidist.errors import (
 
 
 def shards_of(path):
-    """The elements of each shard."""
+    """Return the elements of each shard."""
     found = []
 
     def read(shards):
@@ -140,11 +140,11 @@ def test_wrong_readers(tmp_path):
 
 
 class Stop(BaseException):
-    """The save is interrupted."""
+    """An interruption of the save."""
 
 
 def interrupted_at(monkeypatch, number, after):
-    """Have the commit of a number raise, before or after it has its effect."""
+    """Interrupt commit ``number`` of a save, before or after its effect."""
     commit, count = StreamWriter.commit, itertools.count()
 
     def commit_or_stop(self, state):
@@ -171,7 +171,7 @@ def test_a_save_that_is_interrupted_goes_on(tmp_path, monkeypatch, arguments, af
         def save(dataset=dataset, path=path):
             dataset.save(path, checkpoint_args={"checkpoint_interval": 4}, **arguments)
 
-        for step in range(4):  # and again, while it is resumed
+        for step in range(4):  # interrupt the resumed save, too
             with monkeypatch.context() as patch:
                 interrupted_at(patch, max(number - step, 0), after)
                 try:
@@ -225,7 +225,7 @@ def test_elements_are_computed_again_for_two_intervals_at_most(tmp_path):
         dataset.save(tmp_path / "s", **arguments)
     dataset.save(tmp_path / "s", **arguments)
     assert list(Dataset.load(tmp_path / "s")) == list(range(60))
-    assert calls[47:] == [0, *range(30, 60)]  # the first for the element_spec
+    assert calls[47:] == [0, *range(30, 60)]  # the first call is for the element_spec
     with pytest.raises(AlreadyExistsError, match="DONE"):
         dataset.save(tmp_path / "s", **arguments)
 

@@ -1,4 +1,4 @@
-"""Servers that are stopped while others leave, while they start, or by a bug."""
+"""Servers that are stopped while clients leave, while servers start, or by a bug."""
 
 import os
 import signal
@@ -126,7 +126,7 @@ def test_a_save_that_fails_at_its_end_is_an_error_of_the_save(
     distributed_save(Dataset.range(10), path, service.target)
     with pytest.raises(OpError, match="Stale file handle"):
         list(Dataset.load(path, wait=True))
-    # The dispatcher goes on.
+    # The dispatcher continues.
     dataset = Dataset.range(5).apply(distribute("distributed_epoch", service.target))
     assert sorted(int(x) for x in dataset) == list(range(5))
 
@@ -179,7 +179,7 @@ def test_a_dispatcher_process_ends_with_the_reason_of_a_bug():
 
 @pytest.fixture
 def far(tmp_path):
-    """A dispatcher in a process of its own, with a journal: it tells no worker that it stops."""
+    """Provide a dispatcher in its own process. Its journal lets it stop without telling workers."""
     work_dir = str(tmp_path / "journal")
     config = DispatcherConfig(protocol="tcp", work_dir=work_dir, fault_tolerant_mode=True)
     process = Process("dispatcher", tmp_path, "dispatcher", config)
@@ -188,7 +188,7 @@ def far(tmp_path):
 
 
 def far_worker(far, **config):
-    """A worker whose heartbeats are too rare to tell it that the dispatcher is gone."""
+    """Return a worker with rare heartbeats, so that no heartbeat detects a lost dispatcher."""
     address = f"tcp://localhost:{far.port}"
     return WorkerServer(WorkerConfig(address, heartbeat_interval_ms=60_000, **config))
 
@@ -221,7 +221,7 @@ def test_a_worker_does_not_wait_for_a_dispatcher_that_is_stuck(far, caplog):
 
 def test_a_worker_that_is_stopped_while_it_registers_leaves_no_worker_behind(far):
     address = f"tcp://localhost:{far.port}"
-    with WorkerServer(WorkerConfig(address)):  # the connection is there
+    with WorkerServer(WorkerConfig(address)):  # the connection is open
         far.signal(signal.SIGSTOP)
         worker, ends = WorkerServer(WorkerConfig(address), start=False), []
 

@@ -46,7 +46,7 @@ def test_protocols_that_there_are_not(protocol):
 
 
 def test_servers_without_a_name_stay_started():
-    """Until the process ends: here atexit's handlers stop them, and no reference decides it."""
+    """Check that only atexit handlers stop unreferenced servers."""
 
     def start():
         dispatcher = DispatchServer(4805, "inproc")
@@ -231,7 +231,7 @@ def test_a_worker_that_was_given_up_registers_again(caplog):
     with DispatchServer(config) as dispatcher:
         worker = WorkerConfig(dispatcher.target, heartbeat_interval_ms=30)
         with WorkerServer(worker), WorkerServer(worker):
-            # Each is lost by the heartbeat of the other, and each comes back by its own.
+            # The heartbeat of one worker expires the other. Its own heartbeat registers it again.
             deadline = threading.Event()
             while caplog.text.count("registers again") < 2:
                 assert not deadline.wait(0.01)
@@ -259,13 +259,13 @@ def test_a_dispatcher_that_starts_at_the_address_of_another(caplog):
             assert [int(next(after)) for _ in range(4)] == [100, 101, 102, 100]
             with pytest.raises((UnavailableError, NotFoundError)):
                 list(before)
-            # What the worker made for the first one's consumer has been given up.
+            # The worker has given up the task of the first dispatcher's consumer.
             wait_until(lambda: len(task_threads()) == 1)
             after.close()
 
 
 class Dispatcher:
-    """Played by hand: it knows nobody, and holds registrations until the test answers them."""
+    """A simulated dispatcher. It knows no worker and holds registrations until the test answers."""
 
     def __init__(self, endpoint):
         self.registrations = queue.Queue()
@@ -287,7 +287,7 @@ class Dispatcher:
 
 @pytest.fixture
 def registering():
-    """A worker that registers again, the id that it had, and the second dispatcher."""
+    """Provide a worker that registers again, its old id, and the second dispatcher."""
     config = WorkerConfig("localhost:4807", heartbeat_interval_ms=20)
     with DispatchServer(port=4807, protocol="inproc") as first:
         worker = WorkerServer(config)
@@ -305,7 +305,7 @@ def begin(endpoint, worker, task_id):
 
 def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
     def close(task, error, close=Task.close):
-        task.thread.join(10)  # the worst moment
+        task.thread.join(10)  # keep the task in close(), the worst moment for a stop
         close(task, error)
 
     monkeypatch.setattr(Task, "close", close)
@@ -424,7 +424,7 @@ def test_late_word_of_the_last_dispatcher_is_not_about_the_next(registering):
         begin(endpoint, worker, 1)
         body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
         work = endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
-        # It asks the dispatcher for the task, instead of refusing it.
+        # The worker asks the dispatcher for the task, instead of refusing the task.
         with pytest.raises(CancelledError, match=r"who are you\?"):
             work.result(10)
 
@@ -439,4 +439,4 @@ def test_a_dispatcher_with_nothing_to_do_is_at_rest(tmp_path, monkeypatch):
         threading.Timer(1.0, told.set).start()
         before = len(looks)
         assert told.wait(10)
-        assert len(looks) - before < 50  # some four a second, and one for each who says something
+        assert len(looks) - before < 50  # about four a second, and one for each message

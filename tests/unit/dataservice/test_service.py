@@ -24,7 +24,7 @@ EVENTS = {}
 
 
 def event(name):
-    """One event for all copies of a function: it is pickled on its way to the worker."""
+    """Return an event shared by all copies of a function, which is pickled for the worker."""
     return EVENTS.setdefault(name, threading.Event())
 
 
@@ -33,7 +33,7 @@ def values(dataset):
 
 
 def consume(count, function):
-    """Run ``function(i)`` on so many threads; the results."""
+    """Run ``function(i)`` on ``count`` threads and return the results."""
     results = [None] * count
 
     def run(i):
@@ -48,7 +48,7 @@ def consume(count, function):
     return results
 
 
-# What comes out
+# Results
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,7 +107,7 @@ def test_shuffles_differ_between_workers_unless_seeded(make_service):
     service = make_service(2)
 
     def copies(seed):
-        # Elements say which task made them by the thread that ran the function.
+        # The name of the thread that runs the function tells the task of an element.
         dataset = Dataset.range(50).shuffle(50, seed)
         dataset = dataset.map(lambda i: (i, threading.current_thread().name))
         orders = {}
@@ -180,7 +180,7 @@ def test_late_consumer_of_a_finished_iteration(make_service, caplog):
         # The dispatcher may hear of the end a moment after the first consumer.
         assert values(Dataset.range(10).apply(apply)) == []
         assert time.monotonic() < deadline
-    assert values(late) == list(range(10))  # its second is the job's second
+    assert values(late) == list(range(10))  # its second pass is the job's second
 
 
 def test_two_consumers_one_of_which_leaves(make_service):
@@ -196,7 +196,7 @@ def test_two_consumers_one_of_which_leaves(make_service):
         first = int(next(leaver))
     event("one has left").set()
     assert first == 0
-    # What was on its way to the one who left comes to the other.
+    # Elements in flight to the consumer that left come to the other one.
     assert sorted(values(dataset.apply(apply))) == list(range(1, 100))
 
 
@@ -252,8 +252,8 @@ def test_a_slow_worker_does_not_hold_up_the_other(make_service, limit):
     with iter(Dataset.range(100).map(block_once).apply(apply)) as elements:
         got = [int(next(elements))]
         assert event(blocked).wait(10)
-        # What the other worker can reach comes while this one stands still: all but one part of
-        # the source that it holds and one that it has asked for ahead.
+        # All elements that the other worker can reach come while this worker stands still. This
+        # worker keeps one part of the source, and another part that it has requested in advance.
         started = time.monotonic()
         got += [int(next(elements)) for _ in range(70)]
         assert time.monotonic() - started < 5
@@ -264,7 +264,7 @@ def test_a_slow_worker_does_not_hold_up_the_other(make_service, limit):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_end_comes_with_the_last_element(make_service, mode):
-    """As a rule: in one pass or another the process may lose its core."""
+    """Check the median delay of the end, because the process may lose its core in some passes."""
     dataset = Dataset.range(50).apply(distribute(mode, make_service(2).target))
     waited = []
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""What a restart, a state and a heartbeat make of unusual things."""
+"""Restarts, states and heartbeats in unusual situations."""
 
 import itertools
 import threading

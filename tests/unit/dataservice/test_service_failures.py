@@ -1,4 +1,4 @@
-"""What consumers are told when something fails, in one process."""
+"""Errors that consumers receive after failures, in one process."""
 
 import importlib
 import sys
@@ -46,7 +46,10 @@ def test_errors_of_functions_arrive_as_they_were(make_service, mode):
 
 
 def test_a_module_that_workers_do_not_have(make_service, tmp_path, monkeypatch):
-    """The worker runs in this process: the module is gone between the two."""
+    """Report a module that the worker lacks.
+
+    The worker runs in this process, so the test removes the module after the registration.
+    """
     (tmp_path / "only_of_the_script.py").write_text("def double(x):\n    return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("only_of_the_script")
@@ -152,7 +155,7 @@ def test_another_worker_goes_on_with_the_work_of_one_that_is_stopped(make_servic
     first = int(next(elements))
     service.workers[0].stop()
     assert Counter([first, *map(int, elements)]) == dict.fromkeys(range(30_000), 2)
-    # The next iteration goes to the other one alone.
+    # The next iteration uses the other worker alone.
     again = Dataset.range(100).apply(distribute("parallel_epochs", service.target))
     assert values(again) == list(range(100))
 

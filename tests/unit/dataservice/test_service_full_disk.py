@@ -1,4 +1,4 @@
-"""A service whose dispatcher's disk is full for a while."""
+"""A service with a dispatcher on a disk that is full for a while."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ OFF = "parallel_epochs"
 
 
 class Disk:
-    """Where there is room for commits, or none; ``tries`` counts those that found none."""
+    """A disk with or without room for commits. ``tries`` counts the failed commits."""
 
     def __init__(self):
         self.tries = 0
@@ -47,7 +47,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def make_journaled(make_service, tmp_path):
-    """``make_journaled(n, **config)``: n workers, and a dispatcher with a journal."""
+    """Provide ``make_journaled(n, **config)``: n workers, and a dispatcher with a journal."""
     return lambda workers, **config: make_service(
         workers, work_dir=str(tmp_path), fault_tolerant_mode=True, **config
     )
@@ -111,7 +111,7 @@ def test_the_next_dispatcher_answers_who_waits_for_room(make_journaled, disk):
         wait_until(lambda: disk.tries >= 1)
         started = time.monotonic()
         service.dispatcher.stop()
-        assert time.monotonic() - started < 5  # and not until there is room, or patience ends
+        assert time.monotonic() - started < 5  # long before there is room or the request times out
         disk.make_room()
         service.restart_dispatcher()
         service.add_worker()

@@ -1,4 +1,4 @@
-"""The end of an epoch that consumers share, of whom some die, stand still, or leave."""
+"""The end of a shared epoch with consumers that die, stop responding, or leave."""
 
 import signal
 import threading
@@ -32,10 +32,10 @@ def test_what_a_killed_consumer_had_not_used_comes_to_the_others(cluster):
     lost = readers[2].take(10)
     readers[2].process.end()
     rest = readers[0].rest()
-    others = readers[1].rest()  # what it has itself, at least: nobody waits for who is there
+    others = readers[1].rest()  # at least its held elements: readers[0] leaves them
     assert others
     came = used + rest + others
-    # What the killed one had used without a word may come again.
+    # The unreported elements of the killed consumer may come again.
     assert len(set(came)) == len(came)
     assert set(came) >= set(range(COUNT)) - set(lost)
     assert set(came) | set(lost) == set(range(COUNT))
@@ -67,7 +67,7 @@ def test_one_that_stands_still_is_given_up_and_uses_nothing_more_of_what_it_has(
     stopped.process.signal(signal.SIGSTOP)
     wait_until(lambda: " T " in Path(f"/proc/{stopped.process.pid}/stat").read_text())
     used = len(paths[0].read_text().split())
-    # Not earlier, since a faster reader could take all elements.
+    # Read only now, since a faster reader could take all elements.
     other.process.begin(_write_down, paths[1])
     other.process.result()
     stopped.process.signal(signal.SIGCONT)
@@ -75,7 +75,7 @@ def test_one_that_stands_still_is_given_up_and_uses_nothing_more_of_what_it_has(
         stopped.process.result()
     before, after = ([int(x) for x in path.read_text().split()] for path in paths)
     assert len(after) == len(set(after))
-    # One it may have had in its hand.
+    # The stopped reader may have used one more element.
     assert set(before[used + 1 :]).isdisjoint(after)
     assert set(before) | set(after) == set(range(count))
 
@@ -132,7 +132,7 @@ def test_others_have_the_last_elements_when_the_worker_is_lost(dies):
 
 
 def in_hand(reader, count):
-    """Wait until a reader has fetched so many elements that it has not used."""
+    """Wait until a reader holds ``count`` unused elements."""
     reader.process.run(_wait_until_in_hand, count)
 
 
@@ -142,11 +142,11 @@ def _wait_until_in_hand(state, count):
 
 
 def lost(cluster, index):
-    """Wait until the dispatcher has given a worker up."""
+    """Wait until the dispatcher has given up a worker."""
     address = f"tcp://localhost:{cluster.workers[index].last_port}"
     wait_until(lambda: all(w.address != address for w in service_status(cluster.target).workers))
 
 
 def wait_for_a_look(state):
-    """Wait for longer than a consumer without a worker would."""
+    """Wait longer than the timeout of a consumer without a worker."""
     threading.Event().wait(2.0)

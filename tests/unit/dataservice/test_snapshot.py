@@ -41,7 +41,7 @@ ARRAYS = nps.arrays(
         nps.complex_number_dtypes(),
         nps.boolean_dtypes(),
         nps.unicode_string_dtypes(max_len=5),
-        nps.datetime64_dtypes(endianness="="),  # NumPy pickles others as these
+        nps.datetime64_dtypes(endianness="="),  # NumPy pickles other byte orders as native
     ),
     nps.array_shapes(min_dims=0, max_dims=3, min_side=0),
 )
@@ -56,7 +56,7 @@ ELEMENTS = st.recursive(
 
 
 def same(one, other):
-    if isinstance(one, np.generic):  # NumPy has two names for some types, of one dtype
+    if isinstance(one, np.generic):  # NumPy has two names for some types of one dtype
         assert isinstance(other, np.generic)
     else:
         assert type(one) is type(other)
@@ -97,7 +97,7 @@ def test_round_trip(tmp_path_factory, elements, shards, chunk_bytes):
     loaded = Dataset.load(path)
     assert loaded.cardinality() == len(elements)
     found = list(loaded)
-    if shards > 1:  # where the chunks of a shard come one after the other
+    if shards > 1:  # the chunks of a shard are read in sequence
         order = [
             number
             for _, number in sorted(
@@ -110,7 +110,7 @@ def test_round_trip(tmp_path_factory, elements, shards, chunk_bytes):
 
 
 def places(path, count, shards):
-    """The chunk and shard of each element."""
+    """Return the chunk and shard of each element."""
     result = [(0, 0)] * count
     for shard, chunks in enumerate(metadata.progress(str(path)).counts):
         mine = iter(range(shard, count, shards))
@@ -269,11 +269,11 @@ def test_reading_while_another_process_saves(tmp_path):
             saver.stdin.write("\n")
             saver.stdin.flush()
 
-        step()  # the element that says what elements are like
+        step()  # for the element_spec
         elements = iter(waiting)
         found = []
         for _ in range(20):
-            step()  # each element is there only when the one before has been read
+            step()  # each element is written only after the previous one was read
             found.append(int(next(elements)))
         assert next(elements, None) is None
         assert next(elements, None) is None

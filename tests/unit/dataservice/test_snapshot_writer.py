@@ -1,4 +1,4 @@
-"""Streams whose writers are killed, or overtaken: every element is written once."""
+"""Streams with killed or superseded writers: every element is written exactly once."""
 
 import os
 import random
@@ -33,12 +33,12 @@ def create(path, streams=1):
 
 
 def dataset():
-    # An iterator with a state of some size: what shuffle holds is a part of it.
+    # The state of this iterator is not small, because it contains the shuffle buffer.
     return Dataset.range(COUNT).map(lambda i: np.full(3, i)).shuffle(7, seed=5)
 
 
 def write(path, attempt):
-    """What a worker does; also run by the children that are killed."""
+    """Write the stream of one worker. The killed child processes run this function too."""
     with StreamWriter(path, 0, attempt, chunk_bytes=700) as writer, iter(dataset()) as elements:
         if writer.state is not None:
             elements.set_state(writer.state)
@@ -51,8 +51,8 @@ def write(path, attempt):
     metadata.finish(path)
 
 
-# Kills itself before or behind the call of the given number that the snapshot's own code makes, or
-# that is made of it; tells how many there are.
+# Counts the profile events in the code of the snapshot, and kills itself at the given event. If it
+# survives, it prints the number of events.
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -110,7 +110,7 @@ def test_killed_twice_and_taken_up(tmp_path, all_calls, seed):
     chance = random.Random(seed)
     assert run_child(path, 0, chance.randrange(all_calls)).returncode == -signal.SIGKILL
     before = rows(committed(path))
-    run_child(path, 1, chance.randrange(all_calls))  # which may have less to do, and reach the end
+    run_child(path, 1, chance.randrange(all_calls))  # attempt 1 may finish before the call
     assert rows(committed(path))[: len(before)] == before
     write(path, 2)
     assert rows(Dataset.load(path)) == rows(dataset())
@@ -121,7 +121,7 @@ def test_killed_twice_and_taken_up(tmp_path, all_calls, seed):
 
 
 def committed(path):
-    """What has been committed so far."""
+    """Yield the elements committed so far."""
     elements = iter(Dataset.load(path, wait=True))
     for _ in range(sum(map(sum, metadata.progress(path).counts))):
         yield next(elements)
@@ -129,7 +129,7 @@ def committed(path):
 
 
 def write_four(path):
-    """How many elements attempt 1 has tried to write, and what has ended it."""
+    """Return the number of elements that attempt 1 tried to write, and its errors."""
     tried = 0
     try:
         with StreamWriter(path, 0, 1) as writer:
@@ -144,7 +144,7 @@ def write_four(path):
 @pytest.mark.parametrize("function", ["fsync", "rename", "open", "listdir"])
 @pytest.mark.parametrize("number", range(4))
 def test_overtaken_in_the_middle_of_a_commit(tmp_path, monkeypatch, function, number):
-    """A later attempt begins before each step that the earlier one takes."""
+    """Start a later attempt before each step of the earlier attempt."""
     path = create(tmp_path / "snapshot")
     original, calls, later = getattr(os, function), [], []
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_pickled_is_not_written(tmp_path):
 
 
 def test_a_write_that_fails(tmp_path, monkeypatch):
-    """What is written in part is never committed."""
+    """Check that a partly written chunk is never committed."""
     path = create(tmp_path / "snapshot")
 
     def full_disk(*args):

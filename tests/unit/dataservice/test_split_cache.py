@@ -1,4 +1,4 @@
-"""cache under 'distributed_epoch': an element that a process has made is not made there again."""
+"""cache under 'distributed_epoch': a process makes each of its elements only once."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def begin(node, splits):
 
 
 def divided(length, sizes):
-    """Splits of a source of some length, of these sizes, again and again."""
+    """Divide a source of the given length into splits. The sizes repeat."""
     splits = []
     while (start := splits[-1].stop if splits else 0) < length:
         splits.append(range(start, min(start + sizes[len(splits) % len(sizes)], length)))
@@ -83,7 +83,7 @@ def test_epochs_of_a_service(make_service, workers):
         assert sorted(numbers(dataset)) == list(range(60))
     made = Counter(MADE)
     assert set(made) == set(range(60))
-    # In one process, what several workers keep are descriptions of their own.
+    # Workers of one process each have their own copy of the dataset, and so their own cache.
     assert max(made.values()) <= workers
 
 

@@ -1,4 +1,4 @@
-"""What a service says of itself, and of the time that its stages take."""
+"""The status of a service, and the time of its stages."""
 
 import gc
 import time
@@ -100,8 +100,8 @@ def test_stages_count_what_is_theirs_alone(monkeypatch):
         assert times.own_seconds() == [("range", 0.0), ("map", 0.0), ("repeat", 0.0)]
         times.on = True
         assert [int(each) for each in elements] == [1, 2, 3, 0, 1, 2, 3]
-    # Each look at the clock is a second: the innermost has one, each around it two of its own, for
-    # seven elements and the end.
+    # Each read of the clock takes a second. The innermost stage reads it once, and each outer stage
+    # twice, for seven elements and the end.
     assert times.own_seconds() == [("range", 8.0), ("map", 16.0), ("repeat", 16.0)]
 
 
@@ -123,7 +123,7 @@ def test_datasets_that_functions_make_count_together_and_leave_nothing(monkeypat
         assert len(made) < 5
     seconds = dict(times.own_seconds())
     assert set(seconds) == {"range", "map", "interleave"}
-    # 501 looks for elements that a dataset is made of, and 4 for those of each.
+    # The source is asked 501 times for an element, and each of the 500 inner datasets 4 times.
     assert seconds["range"] == 501 + 500 * 4
     assert seconds["map"] == 2 * 500 * 4
 

@@ -1,4 +1,4 @@
-"""What a worker that is stopped has made, and nobody has had, is made again."""
+"""Elements that a stopped worker has made and no consumer has received are made again."""
 
 import itertools
 import threading
@@ -17,7 +17,7 @@ OFF = ShardingPolicy.OFF
 
 @pytest.fixture(autouse=True)
 def events(monkeypatch):
-    """States are taken behind every element, so that no test depends on the time."""
+    """Take a checkpoint after every element, so that no test depends on timing."""
     monkeypatch.setattr(checkpoints, "_PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoints, "_SHARE", 0)
     data_stops.ASKED.queue.clear()
@@ -66,10 +66,10 @@ def test_a_worker_that_is_stopped_during_a_heartbeat(make_service, cached):
     with reading(first, second) as (held, elements):
         next(held)
         got = [int(next(elements)[0])]
-        # The worker has made 1 and 2, which the consumer has no room for.
+        # The worker has made 1 and 2, but the consumer has no room for them.
         while data_stops.ASKED.get(timeout=data_stops.LIMIT_S) < 3:
             pass
-        # A heartbeat stops at the first task, and comes to the second one later.
+        # The heartbeat blocks in the first task and reaches the second task later.
         data_stops.HOLDS.set()
         deadline = time.monotonic() + data_stops.LIMIT_S
         while not data_stops.PICKLING.is_set():
@@ -83,7 +83,7 @@ def test_a_worker_that_is_stopped_during_a_heartbeat(make_service, cached):
         service.add_worker()
         got += [int(next(elements)[0]) for _ in range(7)]
     if cached:
-        # It may begin again with what the consumer has had.
+        # The new worker may repeat elements that the consumer has received.
         assert max(b - a for a, b in itertools.pairwise(got)) == 1, got
     else:
         assert sorted(got) == list(range(8))

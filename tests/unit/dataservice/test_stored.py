@@ -1,4 +1,4 @@
-"""A registry that is restored from its records at any time goes on as if nothing had been."""
+"""A registry that is restored from its records behaves like the original, at any time."""
 
 import itertools
 
@@ -38,7 +38,7 @@ class Journal:
         self.parcels = {}
 
     def write(self, outcome):
-        """As Answers.write does."""
+        """Apply the changes of an outcome, like Answers.write."""
         for (kind, key), value in outcome.changed.items():
             table = self.tables.setdefault(kind, {})
             if value is None:
@@ -53,7 +53,7 @@ class Journal:
 
 
 def picture(registry):
-    """All that can be told of it, less the versions, which only tell that something is new."""
+    """Return the observable state of a registry, without versions (they only count changes)."""
     told = {key: iteration_response(client) for key, client in registry.clients.items()}
     for state in told.values():
         state.version = 0
@@ -125,9 +125,9 @@ class Ids:
 
 
 class Restarts(RuleBasedStateMachine):
-    """Does everything with two registries, of which one is restored from its journal now and then.
+    """A state machine on two registries. Some steps restore the second from the journal.
 
-    The journal is that of the first one; both must give the same answers.
+    The journal is that of the first registry. Both registries must give the same answers.
     """
 
     def __init__(self):
@@ -145,7 +145,7 @@ class Restarts(RuleBasedStateMachine):
         self.write()
 
     def both(self, do):
-        """What both registries answer to something."""
+        """Return the common answer of both registries to a request."""
         answers = []
         for registry in self.registries:
             play = Play.__new__(Play)
@@ -170,10 +170,10 @@ class Restarts(RuleBasedStateMachine):
     def restart(self):
         self.ids[1] = Ids(self.ids[0].following)
         self.registries[1] = self.journal.restored(self.now, self.ids[1])
-        # Nobody knows how long they have not been used.
+        # The journal does not record the idle times of datasets.
         for dataset in self.registries[0].datasets.by_id.values():
             dataset.last_used = float("inf")
-        # They are heard of before anything is placed; parts would else go to new ones first.
+        # Mark the workers as live before any part is placed. Otherwise new workers get parts first.
         for worker in self.registries[1].workers.values():
             worker.is_known_to_live = True
 
@@ -267,7 +267,7 @@ class Restarts(RuleBasedStateMachine):
         self.fall_silent(0)
 
     def fall_silent(self, silent):
-        """A long time passes, in which all but one are heard of."""
+        """Let a long time pass. Only the worker or client ``silent`` sends no heartbeat."""
         self.now += 100.0
         for worker in self.registries[0].workers.values():
             if worker.id != silent:
@@ -291,7 +291,7 @@ TestRestarts = Restarts.TestCase
 
 
 def restarted(play):
-    """A play with the registry that a restart finds in the journal of another's."""
+    """Return a play with a registry restored from the journal of another play."""
     journal = Journal()
     journal.parcels = {play.dataset.id: Parcel(b"pickled", ())}
     journal.write(play.registry.take_outcome())
@@ -301,7 +301,7 @@ def restarted(play):
 
 
 def test_parts_of_the_lost_go_to_workers_that_are_known_to_live():
-    """All workers of before have ended with the dispatcher, of which one has been found out."""
+    """Give parts of a lost worker to live workers, not to other workers that may be lost too."""
     before = Play(workers=3)
     before.join_ordered(shards=9)
     play = restarted(before)

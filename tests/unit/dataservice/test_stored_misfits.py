@@ -1,4 +1,4 @@
-"""Records that are each what was written, and together no state of a dispatcher."""
+"""Valid journal records that contradict each other."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ KINDS = ["client", "dataset", "iteration", "job", "part", "worker"]
 
 @pytest.fixture
 def tables():
-    """Of a worker that evaluates a part for a client."""
+    """Return the records of a worker that evaluates a part for a client."""
     play = Play(workers=1)
     play.start(play.join())
     registry = play.registry
@@ -99,5 +99,5 @@ def test_what_a_dispatcher_says(tmp_path, tables):
     match = f"in {re.escape(str(directory))}: part {key} contradicts .*; put a copy of the direct"
     with pytest.raises(DataLossError, match=match) as caught:
         DispatchServer(config)
-    Journal(directory).close()  # it is nobody's, although the error is still here
+    Journal(directory).close()  # the journal is unlocked, although the error still exists
     assert caught.value.__cause__ is not None

@@ -1,4 +1,4 @@
-"""The data service between processes that share nothing but a host."""
+"""The data service between unrelated processes of one host."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ print(sum(int(x) for x in dataset), flush=True)
 
 @pytest.fixture
 def start():
-    """Starts a Python process with a script and arguments."""
+    """Provide a starter of Python processes. A process gets a script and arguments."""
     running = []
 
     def start(script, *arguments):
@@ -49,7 +49,7 @@ def test_processes_of_one_host(start):
         dataset = Dataset.range(40).map(lambda x: np.full(20_000, x, np.float32)).batch(4)
         dataset = dataset.apply(distribute("distributed_epoch", dispatcher.target, job_name="a"))
         batches = list(dataset)
-        for batch in batches:  # each worker's last one may be short
+        for batch in batches:  # the last batch of each worker may be short
             np.testing.assert_array_equal(batch, np.repeat(batch[:, :1], 20_000, axis=1))
         assert sorted(int(x) for batch in batches for x in batch[:, 0]) == list(range(40))
         trainers = [start(TRAINER, dispatcher.target) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Transformations against what NumPy and plain Python say."""
+"""Transformations against NumPy and plain Python."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ def values(dataset):
 
 
 def rows(lengths):
-    """Elements of different lengths: element i is i, i + 1, ..."""
+    """Return a dataset of arrays of the given lengths. Element i is i, i + 1, ..."""
     return Dataset.from_source([np.arange(i, i + n) for i, n in enumerate(lengths)])
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_dataset(arguments):
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(1, 4), st.integers(1, 3))
 def test_interleave(counts, cycle, block):
-    """As a queue of datasets, each of which gives ``block`` elements in its turn."""
+    """Check interleave against a queue of datasets. Each gives ``block`` elements in its turn."""
     dataset = Dataset.from_source(counts).interleave(
         lambda n: Dataset.range(int(n) * 100, int(n) * 101), cycle, block
     )
@@ -237,7 +237,7 @@ def test_windows_of_a_structure():
     assert [tuple(map(list, pair)) for pair in batches] == [([0, 1], [4, 5]), ([2, 3], [6, 7])]
 
 
-# Several
+# Several datasets
 
 
 @given(st.lists(small, min_size=1, max_size=4), st.integers(0, 9))
@@ -281,7 +281,7 @@ def test_choices():
         list(Dataset.choose_from_datasets(datasets, Dataset.range(3, 4)))
 
 
-# What is kept
+# Caches
 
 
 @pytest.mark.parametrize("where", ["memory", "file"])
@@ -296,7 +296,7 @@ def test_cache(tmp_path, where):
     dataset = Dataset.range(4).map(make).cache(path)
     part = iter(dataset)
     next(part)
-    part.close()  # not a whole pass: a file keeps nothing of it
+    part.close()  # an incomplete pass leaves nothing in the file
     for _ in range(3):
         assert [(int(e["i"]), str(e["text"])) for e in dataset] == [(n, str(n)) for n in range(4)]
     once = [0, 1, 2, 3] if where == "memory" else [0, 0, 1, 2, 3]
@@ -340,7 +340,7 @@ def test_generators_are_called_for_each_pass():
 
 
 class Tensor:
-    """Somebody else's array."""
+    """An array of another library."""
 
     def __array__(self, dtype=None, copy=None):
         return np.arange(3, dtype=dtype)

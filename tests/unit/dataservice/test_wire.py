@@ -48,7 +48,7 @@ def test_elements_of_classes_that_pickle_cannot_name():
 
 
 class Lacking:
-    """What is made where a module is as another one has it."""
+    """An object that runs a given statement when it is unpickled."""
 
     def __init__(self, text):
         self._text = text
