@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 # Extras and groups of the environment "docs", which builds the site and runs its examples.
-DOCS = (["mpich", "demo", "fast", "compress", "torch"], ["test", "docs"])
+DOCS = (["mpich", "demo", "fast", "compress"], ["test", "docs"])
 _UNWANTED = (
     # These variables would direct Python, pip or mpi4py away from the environment.
     *("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "MPI4PY_LIBMPI"),
