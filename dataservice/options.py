@@ -131,6 +131,11 @@ class JobOptions:
         return None if limit == -1 else limit
 
     @property
+    def own_index(self) -> int:
+        """The index of this consumer; 0 if consumers have no indices."""
+        return self.consumer_index or 0
+
+    @property
     def trainer_id(self) -> str:
         """The id of this reader of a cross-trainer cache; empty without such a cache."""
         return self.cross_trainer_cache.trainer_id if self.cross_trainer_cache is not None else ""

@@ -270,6 +270,24 @@ class ElementIterator(ABC):
         self.close()
 
 
+class SuccessivePasses(ElementIterator):
+    """Base of iterators that read several passes, one after the other.
+
+    ``_pass`` is the open pass. It is None before the first pass, and after the end of a pass.
+    """
+
+    def __init__(self) -> None:
+        self._pass: ElementIterator | None = None
+
+    def close(self) -> None:
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+
+    def goes_on(self, error: Exception) -> bool:
+        return self._pass is not None and self._pass.goes_on(error)
+
+
 class Reader(ElementIterator):
     """Iterator over the elements of an indexed node at given places, in order.
 

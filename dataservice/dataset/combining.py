@@ -25,6 +25,7 @@ from dataservice.dataset.base import (
     NoElementError,
     Place,
     Reader,
+    SuccessivePasses,
     UnaryNode,
 )
 from dataservice.dataset.indexed import Repeat
@@ -343,14 +344,14 @@ class Concatenate(SeveralNode):
         return ConcatenateIterator(self.parents, context)
 
 
-class ConcatenateIterator(ElementIterator):
+class ConcatenateIterator(SuccessivePasses):
     """One pass; the passes below begin one after the other."""
 
     def __init__(self, parents: tuple[Node, ...], context: Context) -> None:
+        super().__init__()
         self._parents = parents
         self._context = context
         self._begun = 0
-        self._pass: ElementIterator | None = None
 
     def __next__(self) -> Any:
         while True:
@@ -372,14 +373,6 @@ class ConcatenateIterator(ElementIterator):
             self._begin()
             assert self._pass is not None
             self._pass.set_state(within[0])
-
-    def close(self) -> None:
-        if self._pass is not None:
-            self._pass.close()
-            self._pass = None
-
-    def goes_on(self, error: Exception) -> bool:
-        return self._pass is not None and self._pass.goes_on(error)
 
     def _begin(self) -> None:
         if self._begun == len(self._parents):

@@ -20,6 +20,7 @@ from dataservice.dataset.base import (
     Node,
     Place,
     Reader,
+    SuccessivePasses,
     UnaryIterator,
     UnaryNode,
     pass_epoch,
@@ -391,7 +392,7 @@ def _places_in_passes(places: Iterator[Place], once: int, count: int | None) -> 
         yield pass_epoch(epoch, number, count), within
 
 
-class RepeatIterator(ElementIterator):
+class RepeatIterator(SuccessivePasses):
     """Several passes over a node, one after the other.
 
     Args:
@@ -402,6 +403,7 @@ class RepeatIterator(ElementIterator):
     """
 
     def __init__(self, parent: Node, context: Context, count: int | None, needs_some: bool) -> None:
+        super().__init__()
         self._parent = parent
         self._context = context
         self._count = count
@@ -409,7 +411,6 @@ class RepeatIterator(ElementIterator):
         self._some = False  # whether the pass has returned an element or raised its error
         self._first = 0  # position where the pass began
         self._started = 0
-        self._pass: ElementIterator | None = None
 
     def __next__(self) -> Any:
         while True:
@@ -456,14 +457,6 @@ class RepeatIterator(ElementIterator):
         if within is not None:
             self._pass = self._begin()
             self._pass.set_state(within[0])
-
-    def close(self) -> None:
-        if self._pass is not None:
-            self._pass.close()
-            self._pass = None
-
-    def goes_on(self, error: Exception) -> bool:
-        return self._pass is not None and self._pass.goes_on(error)
 
 
 @dataclass(frozen=True)

@@ -334,9 +334,9 @@ class Generator(Node):
 class GeneratorIterator(ElementIterator):
     """One pass.
 
-    The state is that of the iterator if it has ``get_state`` and ``set_state``, as Grain's have, or
-    ``state_dict`` and ``load_state_dict``, as torchdata's. Any other iterator is read again up to
-    its position.
+    If the iterator has ``get_state`` and ``set_state``, as in Grain, or ``state_dict`` and
+    ``load_state_dict``, as in torchdata, its own state is saved. Any other iterator is read again
+    up to its position.
 
     Args:
         elements: The iterator.

@@ -586,12 +586,12 @@ def _make_first_come(user: str, terms: JobOptions, begin: pb.State | None) -> El
 
 
 def _make_deterministic(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
-    job, index = terms.job, terms.consumer_index or 0
+    job, index = terms.job, terms.own_index
     return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
 
 
 def _make_coordinated(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
-    job, index = terms.job, terms.consumer_index or 0
+    job, index = terms.job, terms.own_index
     groups = None if begin is None else _in_groups(begin, job.num_consumers)
     return OrderedBuffer(user, Order(job.num_shards, 1, 0, groups), job.num_consumers, index)
 

@@ -150,7 +150,7 @@ class DistributedIterator(ElementIterator):
             job_name=node.job_name or "",
             repetition=epoch,
             process=process_name(),
-            consumer_index=node.terms.consumer_index or 0,
+            consumer_index=node.terms.own_index,
         )
         self._fetcher: Fetcher | None = None
         self._using = threading.RLock()

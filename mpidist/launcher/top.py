@@ -164,10 +164,23 @@ class Snapshot:
         return f"{record['job']} {record['task']}" if record.get("job") else "-"
 
 
+def _has_keyboard() -> bool:
+    """Return whether this process may read keys from a terminal.
+
+    The system stops a background job that reads from its controlling terminal.
+    """
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # another terminal, which stops no job
+        return True
+
+
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
     """Deliver single keys from the terminal in the block, without the Enter key."""
-    if not sys.stdin.isatty():
+    if not _has_keyboard():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
@@ -180,7 +193,7 @@ def _keys() -> Iterator[None]:
 
 def _pause(seconds: float) -> bool:
     """Pause. Return True at once if the user presses q."""
-    if not sys.stdin.isatty():
+    if not _has_keyboard():
         time.sleep(seconds)
         return False
     end = time.monotonic() + seconds
@@ -271,7 +284,7 @@ def _table(snapshot: Snapshot, bases: Records, folder: Path) -> Group:
     hosts = set(columns[_HOST]) if columns else set()
     if len(hosts) == 1:
         shown.remove(_HOST)
-    title = f"{folder}"
+    title = str(folder)
     if len(hosts) == 1:
         title += f" on {hosts.pop()}"
     started = [record["started"] for record in snapshot.ranks.values() if "started" in record]

@@ -489,7 +489,7 @@ class Pushes:
         self._continuing = self._continue_again = False
 
     def configure(self, request: Request) -> Reply:
-        """Register an optimizer, and drop those that the worker no longer has."""
+        """Register an optimizer. Drop the optimizers that no longer exist at the worker."""
         asked = pb.ConfigureRequest.FromString(request.body)
         if asked.dropped:
             self._rules.drop(asked.connection, asked.dropped)

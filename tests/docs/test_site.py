@@ -13,6 +13,7 @@ import pytest
 from _cases.pages import ROOT
 
 DOCS = ROOT / "docs"
+LIMIT_S = 600
 PACKAGES = ("mpidist", "mpidist.cluster_resolver", "strategy", "strategy.optimizers", "dataservice")
 ERROR = "DataLossError"  # mpidist.errors has no __all__
 PAGES = {
@@ -39,7 +40,7 @@ class Html(HTMLParser):
 def build(source, target):
     programs = Path(sys.prefix) / "bin"
     command = [programs / "sphinx-build", "-q", "-W", "--keep-going", source, target]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 @pytest.fixture(scope="module")

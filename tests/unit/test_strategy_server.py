@@ -1,7 +1,9 @@
 """A parameter server and several workers, as threads and endpoints of one process."""
 
+import gc
 import threading
 import time
+import tracemalloc
 from contextlib import ExitStack
 
 import numpy as np
@@ -285,6 +287,32 @@ def test_an_optimizer_of_one_worker_outlives_its_equal_of_another(make):
     strategies[0].close()
     push(kept, yours)
     np.testing.assert_array_equal(yours, np.full(3, -6.0))
+
+
+def test_a_closed_strategy_leaves_no_rules_on_the_ps(make):
+    """Their schedules hold 100 KB each, so that a rule that stays shows in the memory."""
+    cluster = make()
+
+    def train(number):
+        rates = np.full(12_500, 0.1 / (1 + number))
+        strategy = cluster.worker(0)
+        sgd = optimizers.SGD(lambda step: float(rates[step]), name="sgd")
+        sgd.apply_gradients([(np.ones(3), variable(strategy, "v", 3, "zeros"))]).wait()
+        strategy.close()
+
+    def kept():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        train(0)
+        before = kept()
+        for number in range(1, 61):
+            train(number)
+        assert kept() - before < 3e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import termios
+import threading
 import time
 
 import numpy as np
@@ -203,12 +205,28 @@ def test_a_table_of_eighty_columns(tmp_path, capsys, monkeypatch):
 def test_q_leaves(tmp_path, monkeypatch, capsys):
     write_job(tmp_path, time.time())
     terminal, keyboard = os.openpty()
+    statuses = []
     with os.fdopen(keyboard, "r") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         os.write(terminal, b"xq")
-        assert main(["top", str(tmp_path), "--interval", "1000"]) == 0
+        words = ["top", str(tmp_path), "--interval", "1000"]
+        watching = threading.Thread(target=lambda: statuses.append(main(words)), daemon=True)
+        watching.start()
+        watching.join(30)
     os.close(terminal)
+    assert statuses == [0]
     assert "running" in capsys.readouterr().out
+
+
+def test_a_background_job_leaves_the_terminal_alone(monkeypatch):
+    terminal, keyboard = os.openpty()
+    with os.fdopen(keyboard, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
+        before = termios.tcgetattr(keyboard)
+        with top._keys():
+            assert termios.tcgetattr(keyboard) == before
+    os.close(terminal)
 
 
 def test_a_job_that_is_over_is_shown_once(tmp_path, capsys):

@@ -13,7 +13,7 @@ ELEMENTS = 200
 
 
 class Entered:
-    """Counts calls by file, on this thread and on those that begin later."""
+    """Counter of calls by file, on this thread and on threads that begin later."""
 
     def __init__(self):
         self.calls = Counter()

@@ -55,18 +55,18 @@ def test_the_limit_is_a_setting(stall_after, given, limit):
 
 def test_a_wait_is_reported_once(stall_after, reports):
     stall_after(1e-9)
-    slow_wait = SlowWait("somebody", lambda: "something")
+    slow_wait = SlowWait("a consumer", lambda: "an element")
     for _ in range(5):
         slow_wait.check()
     (text,) = reports.texts
-    assert text.startswith("somebody has waited ")
-    assert text.endswith(" s for something")
+    assert text.startswith("a consumer has waited ")
+    assert text.endswith(" s for an element")
     assert slow_wait.due_s == float("inf")
 
 
 def test_a_wait_is_not_reported_before_its_time(stall_after, reports):
     stall_after(1e9)
-    SlowWait("somebody", lambda: "something").check()
+    SlowWait("a consumer", lambda: "an element").check()
     assert reports.texts == []
 
 

@@ -262,17 +262,21 @@ def test_a_cache_that_is_lost_is_filled_as_it_was(tmp_path, place, path):
     assert [int(element) for element in later] == rest
 
 
-def test_a_lost_cache_over_a_shorter_source_ends(tmp_path):
-    file = tmp_path / "numbers"
+def lost_cache(file):
+    """Return a pickled dataset with an empty cache over a file, and a state behind four of six."""
     file.write_text("0 1 2 3 4 5")
     dataset = Dataset.from_generator(lambda: map(int, file.read_text().split())).cache()
     sent = cloudpickle.dumps(dataset)
     assert len(list(dataset)) == 6
-    elements = iter(dataset)
-    for _ in range(4):
-        next(elements)
-    state = elements.get_state()
-    elements.close()
+    with iter(dataset) as elements:
+        for _ in range(4):
+            next(elements)
+        return sent, elements.get_state()
+
+
+def test_a_lost_cache_over_a_shorter_source_ends(tmp_path):
+    file = tmp_path / "numbers"
+    sent, state = lost_cache(file)
     file.write_text("0 1")
     later = iter(pickle.loads(sent))
     later.set_state(state)
@@ -281,15 +285,7 @@ def test_a_lost_cache_over_a_shorter_source_ends(tmp_path):
 
 def test_a_lost_cache_over_a_broken_source_raises_its_error(tmp_path):
     file = tmp_path / "numbers"
-    file.write_text("0 1 2 3 4 5")
-    dataset = Dataset.from_generator(lambda: map(int, file.read_text().split())).cache()
-    sent = cloudpickle.dumps(dataset)
-    assert len(list(dataset)) == 6
-    elements = iter(dataset)
-    for _ in range(4):
-        next(elements)
-    state = elements.get_state()
-    elements.close()
+    sent, state = lost_cache(file)
     file.unlink()
     with pytest.raises(FileNotFoundError):
         iter(pickle.loads(sent)).set_state(state)

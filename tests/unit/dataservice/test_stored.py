@@ -127,7 +127,7 @@ class Ids:
 class Restarts(RuleBasedStateMachine):
     """A state machine on two registries. Some steps restore the second from the journal.
 
-    The journal is that of the first registry. Both registries must give the same answers.
+    The first registry writes the journal. Both registries must give the same answers.
     """
 
     def __init__(self):
