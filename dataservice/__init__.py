@@ -6,9 +6,8 @@ from dataservice.client import (
     from_dataset_id,
     register_dataset,
 )
-from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
 from dataservice.dataset import AUTOTUNE, SHARD_HINT, ArraySpec, Dataset, Options
-from dataservice.options import CrossTrainerCache
+from dataservice.options import CrossTrainerCache, DispatcherConfig, ShardingPolicy, WorkerConfig
 from dataservice.server import DispatchServer, WorkerServer
 from dataservice.status import ServiceStatus, service_status
 

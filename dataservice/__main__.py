@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from dataservice.config import DispatcherConfig, WorkerConfig
+from dataservice.options import DispatcherConfig, WorkerConfig
 from dataservice.server import DispatchServer, WorkerServer
 from mpidist.errors import CancelledError, Error, FailedPreconditionError
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
-from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import Node
 from dataservice.dataset.execution import Prefetch
 from dataservice.dataset.indexed import Map, Shard
 from dataservice.dataset.readers import Files
+from dataservice.options import ShardingPolicy
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
 # Sources with an attribute ``paths``: names of files that can be read independently.

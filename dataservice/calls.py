@@ -1,7 +1,8 @@
-"""Calls that wait for a peer, from threads that other threads may stop."""
+"""Calls that wait for a peer, reports of long waits, and the name by which peers know a process."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -11,9 +12,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from dataservice.monitoring import SlowWait
-from dataservice.wire import Array
-from mpidist import Endpoint, Reply, Work
+from dataservice.payload import Array
+from mpidist import Endpoint, Reply, Server, TaskMetrics, Work, task_metrics
+from mpidist.config import config
 from mpidist.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -24,6 +25,8 @@ from mpidist.errors import (
 )
 from mpidist.mpi import Backoff
 
+logger = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=Message)
 
 # Distinguishes this process from an earlier one with the same number.
@@ -31,11 +34,78 @@ _TOKEN = secrets.token_hex(4)
 
 # Period at which a waiting thread checks that it shall go on.
 _STOP_PERIOD_S = 0.1
+# Shorter than for ranks that wait for each other: a trainer gives up after a minute without any
+# data worker, and the log must say before that why it waits.
+_STALL_S = 15.0
 
 
 def process_name() -> str:
     """Return the name of this process: ``host/pid-token``."""
     return f"{socket.gethostname()}/{os.getpid()}-{_TOKEN}"
+
+
+def own_metrics() -> TaskMetrics:
+    """Return the metrics for ``mpidist top``: of the task in this process, or of the process."""
+    server = Server.current()
+    task = ("dataset", 0) if server is None else (server.job_name, server.task_index)
+    return task_metrics(*task)
+
+
+def stall_s() -> float:
+    """Return the seconds after which a wait is reported: 15, or MPIDIST_STALL_S if shorter."""
+    return min(_STALL_S, config.stall_s)
+
+
+class SlowWait:
+    """A wait. After ``stall_s()`` seconds it is reported, once, by a warning.
+
+    Args:
+        waiter: Name of the waiting thread's owner.
+        cause: Describes the awaited event, and faults that may delay it.
+        since: Monotonic time of the beginning; None if the wait begins now.
+    """
+
+    def __init__(self, waiter: str, cause: Callable[[], str], since: float | None = None) -> None:
+        self._waiter = waiter
+        self._cause = cause
+        self._since = time.monotonic() if since is None else since
+        self._limit_s = stall_s()
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until the warning; infinite after it."""
+        return max(self._since + self._limit_s - time.monotonic(), 0.0)
+
+    def check(self) -> None:
+        """Log the warning if it is due. Call this in every round of the wait."""
+        if self.due_s > 0:
+            return
+        self._limit_s = float("inf")
+        waited_s = time.monotonic() - self._since
+        logger.warning("%s has waited %.3g s for %s", self._waiter, waited_s, self._cause())
+
+
+def missing_dispatcher(address: str, protocol: str, patience_s: float) -> str:
+    """Describe the wait for a dispatcher that does not answer.
+
+    Args:
+        address: Address of the dispatcher.
+        protocol: Protocol of the calls to the dispatcher.
+        patience_s: Time limit of the wait, in seconds.
+    """
+    return (
+        f"the dispatcher at {address}, which does not answer: {_CAUSES.get(protocol, _STARTED)} "
+        f"This fails after {patience_s:g} s"
+    )
+
+
+_STARTED = "has it been started, and is that its address?"
+_CAUSES = {
+    "inproc": "it is looked for in this process alone (inproc); the address of one in another "
+    "process begins with tcp:// or mpi://.",
+    "tcp": f"{_STARTED} A DispatchServer in a plain Python process needs a port, or "
+    "protocol='tcp', to be reached from others. Do both know the same secret (MPIDIST_SECRET)?",
+}
 
 
 class RpcClient:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dataservice.calls import RpcClient
-from dataservice.compression import CODECS, check_compression
-from dataservice.config import ShardingPolicy
 from dataservice.dataset import Dataset
 from dataservice.dataset.base import INFINITE_CARDINALITY, Node
 from dataservice.dataset.indexed import CheckedSpec
-from dataservice.options import CrossTrainerCache, JobOptions, service_of
+from dataservice.options import CrossTrainerCache, JobOptions, ShardingPolicy, service_of
+from dataservice.payload import CODECS, check_compression
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed
 from dataservice.read.registration import Registered, Registration, find_dataset

@@ -7,8 +7,8 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 
-from dataservice.config import DispatcherConfig, WorkerConfig, seconds_of
 from dataservice.dispatch.dispatcher import Dispatcher
+from dataservice.options import DispatcherConfig, WorkerConfig, seconds_of
 from dataservice.work.worker import DataWorker
 from mpidist import Endpoint, launched, open_endpoint
 from mpidist.errors import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dataservice.config import DispatcherConfig, WorkerConfig
 from dataservice.dispatch.dispatcher import Dispatcher
+from dataservice.options import DispatcherConfig, WorkerConfig
 from dataservice.work.worker import DataWorker
 from mpidist import Endpoint, Work
 from mpidist.errors import CancelledError

@@ -16,7 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dataservice.dataset.spec import Spec, spec_of
@@ -156,6 +156,26 @@ class Scope:
             each.close()
 
 
+class Count:
+    """The number of errors that a whole pass has ignored. Its nodes add from their threads.
+
+    Args:
+        value: The number so far.
+
+    Attributes:
+        value: The number.
+    """
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        """Count an error."""
+        with self._lock:
+            self.value += 1
+
+
 @dataclass(frozen=True)
 class Context:
     """The inputs of one pass, besides the node.
@@ -171,6 +191,7 @@ class Context:
         numbered: Whether elements must keep their order because another process may have to
             continue the pass. Otherwise ``map`` may return results as soon as they are ready.
         share: The source indices that this process evaluates; None for all of them.
+        ignored: The number of errors that ``ignore_errors`` has ignored in the whole pass.
     """
 
     seed: tuple[int, ...]
@@ -180,6 +201,7 @@ class Context:
     part: tuple[int, ...] = ()
     numbered: bool = False
     share: Share | None = None
+    ignored: Count = field(default_factory=Count)
 
     def enter(self, number: int, count: int | None = None) -> Context:
         """Return the context of one of several passes inside this one.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dataservice.dataset import tree
-from dataservice.dataset.base import Context, ElementIterator, Node
+from dataservice.dataset.base import Context, Count, ElementIterator, Node
 from dataservice.dataset.batching import Batch, Bucket, PaddedBatch, Padding, Rebatch, Unbatch
 from dataservice.dataset.cache import Cache
 from dataservice.dataset.combining import Concatenate, Zip, check_alike
@@ -28,8 +28,6 @@ from dataservice.dataset.mixing import Choose, Sample
 from dataservice.dataset.options import Options, with_options_applied
 from dataservice.dataset.readers import Files, Generator, Indexed, matching_files
 from dataservice.dataset.sequential import (
-    Count,
-    CountingContext,
     Filter,
     IgnoreErrors,
     RejectionResample,
@@ -1373,7 +1371,7 @@ class DatasetIterator(ElementIterator):
         return self
 
     def _begin(self, context: Context, ignored: int) -> None:
-        self._context = CountingContext(context.seed, context.epoch, ignored=Count(ignored))
+        self._context = Context(context.seed, context.epoch, ignored=Count(ignored))
         self._elements = self._node.iterate(self._context)
 
 

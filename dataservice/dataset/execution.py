@@ -33,6 +33,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from dataservice.calls import SlowWait
 from dataservice.dataset.base import (
     Context,
     ElementIterator,
@@ -45,7 +46,6 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.indexed import Map, mapped
 from dataservice.dataset.processes import RemoteFunction
-from dataservice.monitoring import SlowWait
 from mpidist.errors import FailedPreconditionError
 
 AUTOTUNE = -1

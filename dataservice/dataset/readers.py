@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
+from dataservice.calls import SlowWait
 from dataservice.dataset import tree
 from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
@@ -26,7 +27,6 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.user_functions import check_path, name_of
-from dataservice.monitoring import SlowWait
 from dataservice.snapshot import metadata
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Progress

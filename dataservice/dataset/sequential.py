@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from dataservice.calls import own_metrics
 from dataservice.dataset import tree
 from dataservice.dataset.base import (
     INFINITE_CARDINALITY,
@@ -25,7 +25,6 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.spec import ArraySpec, Spec, spec_of
 from dataservice.dataset.user_functions import call, call_int, call_predicate, name_of
-from dataservice.monitoring import own_metrics
 from mpidist.errors import InvalidArgumentError
 
 
@@ -254,37 +253,6 @@ def _text_of(leaf: Any) -> str | None:
 logger = logging.getLogger(__name__)
 
 
-class Count:
-    """The number of errors that a whole pass has ignored. Its nodes add from their threads.
-
-    Args:
-        value: The number so far.
-
-    Attributes:
-        value: The number.
-    """
-
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        """Count an error."""
-        with self._lock:
-            self.value += 1
-
-
-@dataclass(frozen=True)
-class CountingContext(Context):
-    """The context of a pass that counts ignored errors.
-
-    Attributes:
-        ignored: The count.
-    """
-
-    ignored: Count = field(default_factory=Count)
-
-
 @dataclass(frozen=True)
 class IgnoreErrors(UnaryNode):
     """Leaves out elements if the nodes below raised an Exception in their place.
@@ -363,8 +331,7 @@ class IgnoreErrorsIterator(UnaryIterator):
                 error.add_note(note)
             return False
         self.ignored += 1
-        if isinstance(self._context, CountingContext):
-            self._context.ignored.add()
+        self._context.ignored.add()
         own_metrics().values["ignored"] += 1
         if self._node.log_warning:
             logger.warning("%s drops an element: %r", self._node.summary(), error)

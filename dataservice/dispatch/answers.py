@@ -14,8 +14,8 @@ from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.messages import iteration_response, record_of
 from dataservice.dispatch.records import Client, Key, Outcome, Record
 from dataservice.dispatch.registry import Registry
+from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel
 from mpidist import LATER, Endpoint, Reply, Request
 from mpidist.errors import DistNetworkError, ResourceExhaustedError
 

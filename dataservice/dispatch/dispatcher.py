@@ -13,7 +13,6 @@ from functools import wraps
 
 from google.protobuf.message import Message
 
-from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.end_of_epoch import dismiss_if_done, lease_s
 from dataservice.dispatch.journal import Journal
@@ -26,9 +25,10 @@ from dataservice.dispatch.messages import (
 )
 from dataservice.dispatch.records import Iteration, Timeouts
 from dataservice.dispatch.registry import Registry
+from dataservice.options import DispatcherConfig, seconds_of
+from dataservice.payload import Array, Parcel
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
-from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
 from mpidist.errors import (
     DataLossError,

@@ -21,9 +21,9 @@ from dataservice.dispatch.records import (
 from dataservice.dispatch.registry import Registry
 from dataservice.dispatch.scheduler import may_read
 from dataservice.dispatch.splits import Granted
+from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.wire import Parcel
 from mpidist.errors import DataLossError, OpError
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataservice.calls import SlowWait, own_metrics
 from dataservice.consumption import (
     COORDINATED,
     CROSS_TRAINER,
@@ -23,12 +24,11 @@ from dataservice.consumption import (
     FIRST_COME,
     Mode,
 )
-from dataservice.monitoring import SlowWait, own_metrics
 from dataservice.options import JobOptions
+from dataservice.payload import Parcel, unpack
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.order import Order, Plan
-from dataservice.wire import Parcel, unpack
 from mpidist.errors import FailedPreconditionError
 
 # Limits of the elements that are fetched and not consumed. Without the second limit, workers would

@@ -11,7 +11,6 @@ from typing import Any
 
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
 from dataservice.calls import process_name
-from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -23,7 +22,7 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.shuffling import Shuffle
 from dataservice.dataset.spec import Spec
-from dataservice.options import JobOptions
+from dataservice.options import JobOptions, ShardingPolicy
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.fetcher import Fetcher
 from dataservice.read.registration import Registration

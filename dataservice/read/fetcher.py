@@ -11,18 +11,16 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dataservice.calls import RpcClient
-from dataservice.compression import CodecChoice, expand
+from dataservice.calls import RpcClient, missing_dispatcher
 from dataservice.consumption import Mode
 from dataservice.errors import unpack_error
-from dataservice.monitoring import missing_dispatcher
 from dataservice.options import JobOptions
+from dataservice.payload import Array, CodecChoice, Parcel, indexed_checkpoint
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.buffers import ElementBuffer, Frame, buffer_for
 from dataservice.read.order import Plan
 from dataservice.read.registration import Registration
-from dataservice.wire import Array, Parcel, indexed_checkpoint
 from mpidist import Endpoint, Work
 from mpidist.errors import (
     CancelledError,
@@ -661,7 +659,7 @@ class Fetcher:
             if self._endpoint.address.protocol == "inproc":
                 # The arrays belong to the worker, which may send them to other consumers, too.
                 buffers = [buffer.copy() for buffer in buffers]
-            parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
+            parcel = Parcel(body.pickle, buffers, body.sizes).expand(call.codec)
             self._codecs.learn(task.worker, parcel.buffers)
             nbytes = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
             stride = 1 if call.plan is None else call.plan.period

@@ -9,12 +9,12 @@ from typing import Any
 
 from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import RpcClient
-from dataservice.config import ShardingPolicy
 from dataservice.dataset.base import Context, ElementIterator, Node
 from dataservice.dataset.fingerprint import identity
 from dataservice.dataset.spec import Spec
+from dataservice.options import ShardingPolicy
+from dataservice.payload import Parcel, pack_dataset
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel, pack_dataset
 from mpidist.errors import Error, FailedPreconditionError, UnimplementedError
 
 

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dataservice.files import put_in_place
 from dataservice.snapshot import format
-from dataservice.snapshot.metadata import writing
+from dataservice.snapshot.metadata import put_in_place, writing
 from dataservice.snapshot.reader import ChunkReader
 from dataservice.snapshot.writer import BUFFER_BYTES, ChunkWriter
 from mpidist.errors import DataLossError, InvalidArgumentError

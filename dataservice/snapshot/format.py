@@ -35,8 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.compression import Compressor
-from dataservice.wire import Array, pack_elements, unpack
+from dataservice.payload import Array, Compressor, pack_elements, unpack
 from mpidist.errors import DataLossError
 
 METADATA = "metadata"

@@ -12,16 +12,15 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from dataservice.compression import CODECS
 from dataservice.dataset.spec import Spec
 from dataservice.errors import code_and_message
-from dataservice.files import put_in_place, write_whole
+from dataservice.payload import CODECS
 from dataservice.snapshot.format import CHUNKS, DONE, ERROR, METADATA, ChunkName, stream_folder
 from mpidist.errors import (
     AlreadyExistsError,
@@ -365,24 +364,54 @@ def _leading(chunks: dict[int, int]) -> Iterator[int]:
         number += 1
 
 
-# Files of facts
+# Files that are on the disk as a whole or not at all. The content is written under a temporary name
+# and forced to the disk. Then one rename gives it its name.
+
+
+def put_in_place(temporary: str, path: str) -> None:
+    """Rename a file or folder, which is already on the disk, for good.
+
+    The folder is forced to the disk, because a rename alone does not survive a loss of power.
+
+    Args:
+        temporary: The present name.
+        path: The new name, in the same file system. An existing file or empty folder is replaced.
+    """
+    os.rename(temporary, path)
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_facts(
     folder: str, name: str, facts: dict[str, Any], temporary_folder: str | None = None
 ) -> None:
-    """Write facts in JSON with a checksum. An existing file is replaced.
+    """Write facts in JSON with a checksum. An existing file is replaced, as a whole.
 
     Args:
         folder: The folder of the file.
         name: The name of the file.
         facts: The content.
         temporary_folder: The folder of the temporary file. By default the same folder.
+
+    Raises:
+        OSError: The file cannot be written. The temporary file is removed.
     """
     content = json.dumps(facts)
     whole = json.dumps({"crc32": zlib.crc32(content.encode()), "facts": facts})
     temporary = os.path.join(temporary_folder or folder, f"{name}.partial-{secrets.token_hex(4)}")
-    write_whole(os.path.join(folder, name), whole.encode(), temporary)
+    try:
+        with open(temporary, "w") as file:
+            file.write(whole)
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(temporary, os.path.join(folder, name))
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def read_facts(folder: str, name: str) -> dict[str, Any] | None:

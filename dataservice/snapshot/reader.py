@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.compression import Compressor
+from dataservice.payload import Array, Compressor
 from dataservice.snapshot import format
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Metadata, missing_chunk
-from dataservice.wire import Array
 from mpidist.errors import DataLossError, FailedPreconditionError
 
 _BUFFER_BYTES = 1 << 20

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from dataservice.compression import Compressor
-from dataservice.files import put_in_place
+from dataservice.payload import Compressor
 from dataservice.snapshot import format, metadata
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.reader import open_chunk
@@ -175,7 +174,7 @@ class StreamWriter:
             self._chunk.close()
             # This rename commits the elements and the state. A later attempt has removed the
             # folder, and then it fails.
-            put_in_place(self._uncommitted, chunk.path(self._snapshot))
+            metadata.put_in_place(self._uncommitted, chunk.path(self._snapshot))
             self._chunk = None
             if self._last is not None:
                 _drop_state(self._last.path(self._snapshot))

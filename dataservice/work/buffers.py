@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
-from dataservice.compression import compress
 from dataservice.consumption import (
     COORDINATED,
     CROSS_TRAINER,
@@ -24,9 +23,9 @@ from dataservice.consumption import (
 )
 from dataservice.dataset import tree
 from dataservice.errors import pack_error
+from dataservice.payload import Parcel, pack_elements
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.wire import Parcel, pack_elements
 from mpidist import Request
 from mpidist.errors import Error, FailedPreconditionError
 
@@ -304,14 +303,14 @@ class ElementBuffer(ABC):
         return None
 
     def _answer(self, pending: _Pending, elements: list[Any], reply: pb.GetElementReply) -> None:
-        parcel = Parcel(b"", ())
+        parcel = Parcel(b"")
         if elements:
             try:
-                parcel, sizes = pack_elements(elements), list[int]()
+                parcel = pack_elements(elements)
                 if pending.body.codec:
-                    parcel, sizes = compress(parcel, pending.body.codec)
+                    parcel = parcel.compress(pending.body.codec)
                 reply.count, reply.pickle = len(elements), parcel.pickle
-                reply.sizes.extend(sizes)
+                reply.sizes.extend(parcel.sizes)
             except BaseException as error:
                 # The elements are lost, so the part ends here for all consumers. An element's own
                 # pickling method can raise any error.

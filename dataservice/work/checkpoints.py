@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dataservice.dataset.base import ElementIterator
+from dataservice.payload import dumps, indexed_checkpoint
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import dumps, indexed_checkpoint
 from mpidist.errors import UnimplementedError
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,11 @@ from concurrent.futures import Future, wait
 import numpy as np
 
 from dataservice.auto_shard import auto_shard
-from dataservice.calls import RpcClient, process_name
-from dataservice.compression import PROBE_BYTES
-from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
+from dataservice.calls import RpcClient, SlowWait, missing_dispatcher, own_metrics, process_name
 from dataservice.dataset.base import Node
-from dataservice.monitoring import SlowWait, missing_dispatcher, own_metrics
+from dataservice.options import ShardingPolicy, WorkerConfig, seconds_of
+from dataservice.payload import PROBE_BYTES, unpack_dataset
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import unpack_dataset
 from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError, UnavailableError

@@ -4,8 +4,8 @@ import threading
 import time
 from collections import Counter
 
+from dataservice.payload import unpack
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import unpack
 
 
 class FakeRequest:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dataservice import Dataset
 from dataservice.options import JobOptions
+from dataservice.payload import pack_elements
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.fetcher import Fetcher
 from dataservice.read.registration import Registration
-from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
 
 LIMIT_S = 10

@@ -151,7 +151,7 @@ class Reports(logging.Handler):
 
 def test_a_consumer_says_what_it_has_waited_for(world, monkeypatch):
     reports = Reports(world)
-    logger = logging.getLogger("dataservice.monitoring")
+    logger = logging.getLogger("dataservice.calls")
     logger.addHandler(reports)
     with service(world, workers=[1]) as target:
         if world.rank == 0:
@@ -159,7 +159,7 @@ def test_a_consumer_says_what_it_has_waited_for(world, monkeypatch):
                 Dataset.range(2).map(wait_at_one).apply(distribute("parallel_epochs", target))
             )
             assert next(elements) == 0
-            monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.05))
+            monkeypatch.setattr("dataservice.calls.config", Config(stall_s=0.05))
             assert next(elements) == 1
             elements.close()
         if world.rank == 1:

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import mpidist
-from dataservice.config import ShardingPolicy
+from dataservice.options import ShardingPolicy
 from mpidist import errors
 from mpidist.errors import OpError, from_code
 from mpidist.launcher import main

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from _cases.data_buffer import Box
 
+from dataservice.payload import unpack
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.wire import unpack
 from dataservice.work.buffers import FirstComeBuffer
 from mpidist.errors import CancelledError
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataservice.payload import pack_elements
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read import buffers
 from dataservice.read.buffers import FirstComeBuffer, Frame, OrderedBuffer
 from dataservice.read.order import Order, Plan
-from dataservice.wire import pack_elements
 
 
 def frame(part, indices, nbytes=1, stride=1):

@@ -8,9 +8,9 @@ import time
 import pytest
 from _cases.data_consumer import Script, bounds
 
+from dataservice.payload import pack_elements
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.wire import pack_elements
 from mpidist.errors import UnavailableError
 
 

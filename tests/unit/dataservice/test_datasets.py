@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from dataservice import Dataset
+from dataservice.payload import pack_dataset
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import pack_dataset
 from dataservice.work.worker import Datasets
 from mpidist import Reply
 from mpidist.errors import CancelledError, UnavailableError

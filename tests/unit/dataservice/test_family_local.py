@@ -294,7 +294,7 @@ def test_who_alone_could_read_from_a_worker_leaves(make_cluster, monkeypatch, ta
 
 
 def test_who_waits_for_what_others_read_says_so(make_cluster, monkeypatch, caplog):
-    monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.3))
+    monkeypatch.setattr("dataservice.calls.config", Config(stall_s=0.3))
     service = make_cluster(0, 1, worker_tags=["COLOCATED"])
     apply = apply_of(service, DYNAMIC, job_name="j", start_timeout_s=0.2)
 

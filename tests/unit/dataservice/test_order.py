@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataservice.payload import pack_elements
 from dataservice.read.buffers import Frame, OrderedBuffer
 from dataservice.read.order import Order, Plan
-from dataservice.wire import pack_elements
 from mpidist.errors import FailedPreconditionError
 
 lengths_of_parts = st.lists(st.integers(0, 12), min_size=1, max_size=6)

@@ -9,8 +9,8 @@ from _cases.data_registry import TIMEOUTS, Play, ranges, terms_of
 from dataservice import Dataset, distribute
 from dataservice.dispatch.messages import record_of, restore
 from dataservice.dispatch.registry import Registry
+from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel
 
 
 def test_a_repetition_that_a_state_brings_back_is_not_over_after_a_restart():

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 from dataservice import Dataset, distribute
-from dataservice.compression import CODECS
 from dataservice.dataset import UNKNOWN_CARDINALITY
 from dataservice.dataset.base import Context, Scope
 from dataservice.dataset.spec import ArraySpec
+from dataservice.payload import CODECS
 from dataservice.snapshot import metadata
 from dataservice.snapshot.save import save
 from dataservice.snapshot.writer import StreamWriter
@@ -295,14 +295,14 @@ class Reports(logging.Handler):
 
 
 def test_a_wait_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.01))
+    monkeypatch.setattr("dataservice.calls.config", Config(stall_s=0.01))
     path = tmp_path / "snapshot"
     reports = Reports(lambda: Dataset.range(3).save(path))
-    logging.getLogger("dataservice.monitoring").addHandler(reports)
+    logging.getLogger("dataservice.calls").addHandler(reports)
     try:
         assert numbers(Dataset.load(path, wait=True)) == [0, 1, 2]
     finally:
-        logging.getLogger("dataservice.monitoring").removeHandler(reports)
+        logging.getLogger("dataservice.calls").removeHandler(reports)
     (text,) = reports.texts
     assert text.startswith(f"the load of the snapshot {str(path)!r} has waited ")
     assert "for its beginning: check that a process saves the snapshot" in text

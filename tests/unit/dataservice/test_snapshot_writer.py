@@ -57,11 +57,10 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import test_snapshot_writer as test
-from dataservice import files
+from dataservice import snapshot
 
 last, calls = int(sys.argv[4]), 0
-ROOT = os.path.dirname(files.__file__)
-OWN = (os.path.join(ROOT, "snapshot"), os.path.join(ROOT, "files.py"))
+OWN = os.path.dirname(snapshot.__file__)
 
 def count(frame, event, argument):
     global calls

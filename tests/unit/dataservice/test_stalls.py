@@ -7,8 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
-from dataservice.config import stall_s
-from dataservice.monitoring import SlowWait
+from dataservice.calls import SlowWait, stall_s
 from mpidist.config import Config
 
 RELEASED = {}
@@ -36,7 +35,7 @@ class Reports(logging.Handler):
 @pytest.fixture
 def reports():
     handler = Reports()
-    logger = logging.getLogger("dataservice.monitoring")
+    logger = logging.getLogger("dataservice.calls")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
@@ -44,7 +43,7 @@ def reports():
 
 @pytest.fixture
 def stall_after(monkeypatch):
-    return lambda limit: monkeypatch.setattr("dataservice.config.config", Config(stall_s=limit))
+    return lambda limit: monkeypatch.setattr("dataservice.calls.config", Config(stall_s=limit))
 
 
 @pytest.mark.parametrize(("given", "limit"), [(Config.stall_s, 15), (300.0, 15), (0.5, 0.5)])

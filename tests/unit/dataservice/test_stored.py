@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataservice.dispatch.messages import iteration_response, part_state, record_of, restore
 from dataservice.dispatch.registry import Registry
+from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel
 from mpidist.errors import Error
 
 LENGTH = 60

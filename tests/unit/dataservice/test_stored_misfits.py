@@ -10,8 +10,8 @@ from dataservice import DispatcherConfig, DispatchServer
 from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.messages import record_of, restore
 from dataservice.dispatch.registry import Registry
+from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel
 from mpidist.errors import DataLossError
 
 KINDS = ["client", "dataset", "iteration", "job", "part", "worker"]

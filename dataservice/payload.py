@@ -1,17 +1,34 @@
-"""Compression of elements on the wire and on disk: the codecs, and when to use one."""
+"""Values as bytes of messages and files: pickles, large arrays beside them, and compression."""
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Array, Parcel
 from mpidist import Endpoint, Work
 from mpidist.errors import DataLossError, FailedPreconditionError
+
+if TYPE_CHECKING:
+    from dataservice.dataset.base import Node
+
+Array = np.ndarray[Any, Any]
+
+# Smaller arrays are copied into the pickle: a message of its own would cost more than the copy.
+_BESIDE_BYTES = 32 << 10
+_NOT_HERE = (
+    "the dataset needs it, and it cannot be imported where the dataset is evaluated. A function or "
+    "class of a module that can be imported where the dataset is made travels by reference. Put "
+    "the module on the PYTHONPATH of the data workers, define the function in the script itself "
+    "(__main__), or call cloudpickle.register_pickle_by_value(module) before distribute"
+)
 
 LARGEST_BYTES = 0x7E000000
 """Largest input of a codec: LZ4's limit."""
@@ -28,6 +45,138 @@ _PROBE_BYTES = 1 << 20
 _PROBE_LIMIT_S = 10.0
 # The receiver has to decompress for the bytes that are saved.
 _PAYS_RATIO = 1.1
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A pickled value.
+
+    Attributes:
+        pickle: The pickle, of protocol 5.
+        buffers: The memory of large arrays as flat uint8. It is not copied.
+        sizes: The original sizes of the pickle and of each buffer in bytes; 0 for an uncompressed
+            one. Empty if nothing is compressed.
+    """
+
+    pickle: bytes
+    buffers: Sequence[Array] = ()
+    sizes: Sequence[int] = ()
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the pickle and the buffers."""
+        result = hashlib.sha256(self.pickle)
+        for buffer in self.buffers:
+            result.update(buffer.data)
+        return result.digest()
+
+    def compress(self, codec: str) -> Parcel:
+        """Return a parcel in which each part is compressed that gets smaller."""
+        compressor = Compressor(codec)
+        parts = self._parts
+        small = [compressor.compress(part) for part in parts]
+        sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
+        pickled = self.pickle if small[0] is None else small[0].tobytes()
+        pairs = zip(parts[1:], small[1:], strict=True)
+        return Parcel(pickled, [part if s is None else s for part, s in pairs], sizes)
+
+    def expand(self, codec: str) -> Parcel:
+        """Return the parcel before :meth:`compress`.
+
+        Raises:
+            DataLossError: The data is damaged.
+        """
+        if not any(self.sizes):
+            return self
+        compressor = Compressor(codec)
+        whole = [
+            compressor.decompress(part, size) if size else part
+            for part, size in zip(self._parts, self.sizes, strict=True)
+        ]
+        return Parcel(whole[0].tobytes(), whole[1:])
+
+    @property
+    def _parts(self) -> list[Array]:
+        return [np.frombuffer(self.pickle, np.uint8), *self.buffers]
+
+
+def pack_elements(elements: list[Any]) -> Parcel:
+    """Pickle elements. Classes that pickle cannot name, such as a script's own, go by value.
+
+    Raises:
+        Exception: An element cannot be pickled.
+    """
+    try:
+        return _pack(elements, pickle.dumps)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return _pack(elements, cloudpickle.dumps)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value in one piece, with the classes that :func:`pack_elements` can pickle.
+
+    Raises:
+        Exception: The value cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data: bytes = cloudpickle.dumps(value, protocol=5)
+        return data
+
+
+def indexed_checkpoint(index: int) -> pb.Checkpoint:
+    """Return the checkpoint of a part of an indexed dataset before an element.
+
+    Each source index of the part is an element, and the state of the iterator is their number.
+    """
+    return pb.Checkpoint(index=index, state=dumps(index), position=index)
+
+
+def pack_dataset(node: Node) -> Parcel:
+    """Pickle a description of a dataset. Its functions go by value.
+
+    Raises:
+        Exception: A function or object of the description cannot be pickled.
+    """
+    return _pack(node, cloudpickle.dumps)
+
+
+def unpack(data: bytes | memoryview, buffers: Sequence[Array]) -> Any:
+    """Unpickle a value. Its large arrays are views of the buffers."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
+    """Return the description that :func:`pack_dataset` was given.
+
+    Raises:
+        AttributeError: A module lacks a name here that the dataset refers to.
+        ImportError: A module that the dataset refers to cannot be imported here.
+    """
+    try:
+        node: Node = unpack(data, buffers)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        kind = ModuleNotFoundError if missing else ImportError
+        raise kind(f"{error}: {_NOT_HERE}", name=error.name, path=error.path) from error
+    except AttributeError as error:
+        raise AttributeError(f"{error}: {_NOT_HERE}") from error
+    return node
+
+
+def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:
+    buffers: list[Array] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes < _BESIDE_BYTES:
+            return True
+        buffers.append(np.frombuffer(memory, np.uint8))
+        return False
+
+    data = dumps(value, protocol=5, buffer_callback=stays_inside)
+    return Parcel(data, buffers)
+
 
 _Functions = tuple[
     Callable[[Array], int], Callable[[Array, Array], int], Callable[[Array, Array], int]
@@ -74,19 +223,17 @@ class Compressor:
 
     Args:
         codec: One of :data:`CODECS`.
-        limit: Largest size of a decompressed buffer, in bytes.
 
     Raises:
         FailedPreconditionError: The package cramjam is not installed.
         ValueError: The codec is unknown.
     """
 
-    def __init__(self, codec: str, limit: int = LARGEST_BYTES) -> None:
+    def __init__(self, codec: str) -> None:
         if codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}: expected one of {', '.join(CODECS)}")
         library = _cramjam(codec)
         self._codec = codec
-        self._limit = limit
         self._error: type[Exception] = library.DecompressionError
         self._bound, self._compress, self._decompress = _REGISTRY[codec](library)
 
@@ -124,10 +271,10 @@ class Compressor:
             DataLossError: The data is damaged, or has another size, or exceeds the limit.
         """
         what = f"{data.nbytes} bytes of {self._codec}"
-        if not 0 < nbytes <= self._limit:
+        if not 0 < nbytes <= LARGEST_BYTES:
             raise DataLossError(
                 f"{what} are to decompress to {nbytes} bytes, which is not between 1 and the "
-                f"limit {self._limit}: the message is damaged, or not from a data worker"
+                f"limit {LARGEST_BYTES}: the message is damaged, or not from a data worker"
             )
         result = np.empty(nbytes, np.uint8)
         try:
@@ -143,39 +290,6 @@ class Compressor:
                 "gave: the message is damaged, or not from a data worker"
             )
         return result
-
-
-def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
-    """Compress the pickle and each buffer of a parcel that gets smaller.
-
-    Returns:
-        The parcel, and the original sizes of the pickle and of each buffer in bytes, for
-        :func:`expand`. The size of an unchanged buffer is 0.
-    """
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    small = [compressor.compress(part) for part in parts]
-    sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
-    pickled = parcel.pickle if small[0] is None else small[0].tobytes()
-    pairs = zip(parts[1:], small[1:], strict=True)
-    return Parcel(pickled, [part if s is None else s for part, s in pairs]), sizes
-
-
-def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
-    """Return the parcel that :func:`compress` was given.
-
-    Raises:
-        DataLossError: The data is damaged.
-    """
-    if not any(sizes):
-        return parcel
-    compressor = Compressor(codec)
-    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
-    whole = [
-        compressor.decompress(part, size) if size else part
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    return Parcel(whole[0].tobytes(), whole[1:])
 
 
 def check_compression(name: str | None) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from dataservice.dataset import Dataset
 from dataservice.errors import pack_error, unpack_error
-from dataservice.wire import pack_dataset, pack_elements, unpack, unpack_dataset
+from dataservice.payload import pack_dataset, pack_elements, unpack, unpack_dataset
 
 
 def test_large_arrays_are_not_copied():
