@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dispatch.end_of_epoch import is_asked_for
 from dataservice.dispatch.records import (
     Client,
     Dataset,
+    Granted,
     Iteration,
     Job,
     Part,
@@ -19,8 +19,6 @@ from dataservice.dispatch.records import (
     Worker,
 )
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.scheduler import may_read
-from dataservice.dispatch.splits import Granted
 from dataservice.payload import Parcel
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
@@ -35,7 +33,7 @@ def iteration_response(client: Client) -> pb.IterationState:
         version=iteration.version,
         dropped=iteration.dropped,
         over=client.dismissed,
-        beat_soon=is_asked_for(client),
+        beat_soon=client.is_asked_for,
     )
     for part in iteration.parts.values():
         task = part.task
@@ -50,7 +48,7 @@ def iteration_response(client: Client) -> pb.IterationState:
             state.waiting += 1
             if client.id in task.pending_acks:
                 state.settle.append(task.id)
-        elif may_read(client, task.worker):
+        elif client.may_read(task.worker):
             state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
         else:
             state.elsewhere += iteration.job.mode.is_first_come

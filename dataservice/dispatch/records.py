@@ -16,9 +16,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dataservice.consumption import Mode, mode_of
-from dataservice.dispatch.splits import Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
+
+# Seconds without a connection after which a process counts as gone.
+AWAY_S = 5.0
+# Seconds after an answered heartbeat for which a client uses its elements without another one.
+_LEASE_S = 4.0
 
 
 @dataclass(eq=False)
@@ -97,6 +101,13 @@ class Job:
 class Client:
     """A consumer's iterator.
 
+    The end of an epoch, for consumers that share elements: a consumer that has drained all its
+    tasks reports ``at_end``. It holds no elements then, and the remaining ones belong to other
+    consumers. It may leave once another consumer has sent a heartbeat after that report, because
+    that consumer will handle the remaining elements. (It waits for parts that others read and it
+    cannot, since those may come to it.) The last consumer stays until every element is consumed, so
+    it gets the elements of consumers that are given up or leave early.
+
     Attributes:
         id: Its id.
         iteration: The iteration that it reads.
@@ -126,6 +137,64 @@ class Client:
     at_end_since: float | None = None
     dismissed: bool = False
 
+    def may_read(self, worker: Worker) -> bool:
+        """Return whether the client reads from a worker."""
+        target = self.iteration.job.terms.target
+        if target == pb.LOCAL:
+            return self.process == worker.process
+        if target == pb.ANY or "COLOCATED" not in worker.tags:
+            return True
+        # Such a worker serves the consumers of its own host.
+        return self.process.partition("/")[0] == worker.process.partition("/")[0]
+
+    def dismiss_if_done(self) -> bool:
+        """Return whether the client is at its end and may leave.
+
+        Mark it as dismissed then, so that other clients no longer count on it.
+        """
+        iteration, since = self.iteration, self.at_end_since
+        if since is None:
+            return False
+        job = iteration.job
+        if not job.mode.is_first_come or iteration.finished:
+            self.dismissed = True
+        elif not any(self._may_get(part) for part in iteration.parts.values()):
+            alone = not any(not each.dismissed and each.heard >= since for each in self._others)
+            # Under at_most_once no elements return from others.
+            self.dismissed |= job.terms.delivery == pb.AT_MOST_ONCE or not alone
+        return self.dismissed
+
+    @property
+    def is_asked_for(self) -> bool:
+        """True if another client is at its end and has not heard of this one since."""
+        return any(
+            each.at_end_since is not None and not each.dismissed and self.heard < each.at_end_since
+            for each in self._others
+        )
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if others need to hear of the client, or that it is gone."""
+        return self.is_asked_for or any(
+            self.id in task.pending_acks for task in self.iteration.tasks
+        )
+
+    def is_away(self, now: float) -> bool:
+        """Return whether the client's process seems to be gone."""
+        return self.away and now - self.last_seen > AWAY_S
+
+    def _may_get(self, part: Part) -> bool:
+        """Return whether elements of a part may come from a worker that is still to come."""
+        if part.finished:
+            return False
+        if part.task is None:
+            return not part.fully_held
+        return part.task.lost or not self.may_read(part.task.worker)
+
+    @property
+    def _others(self) -> list[Client]:
+        return [each for each in self.iteration.clients.values() if each is not self]
+
 
 @dataclass(eq=False)
 class Task:
@@ -146,6 +215,62 @@ class Task:
     running: bool = False
     lost: bool = False
     pending_acks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The splits that are assigned to one part, in order.
+
+    A position of the part always has the same index. So another worker of the part, or a worker
+    that repeats a lost request, gets the same indices.
+
+    Attributes:
+        first: The position of the first index in ``splits``.
+        splits: The splits from that position on.
+    """
+
+    first: int = 0
+    splits: tuple[range, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last assigned index."""
+        return self.first + sum(map(len, self.splits))
+
+    def at(self, position: int) -> range | None:
+        """Return the indices of a split from a position on; None if no split has the position."""
+        start = self.first
+        for split in self.splits:
+            if start <= position < start + len(split):
+                return split[position - start :]
+            start += len(split)
+        return None
+
+    def plus(self, split: range) -> Granted:
+        """Return a copy with one more split."""
+        return Granted(self.first, (*self.splits, split))
+
+    def after(self, position: int) -> Granted:
+        """Return a copy without the indices before a position."""
+        first, splits = self.first, list(self.splits)
+        while splits and first + len(splits[0]) <= position:
+            first += len(splits.pop(0))
+        if splits and position > first:
+            splits[0] = splits[0][position - first :]
+            first = position
+        return Granted(first, tuple(splits))
+
+    def state(self) -> pb.Splits:
+        """Return the splits as a message."""
+        bounds = [bound for split in self.splits for bound in (split.start, split.stop)]
+        return pb.Splits(first=self.first, bounds=bounds)
+
+    @classmethod
+    def of(cls, state: pb.Splits) -> Granted:
+        """Return the splits of a message."""
+        numbers = iter(state.bounds)
+        splits = tuple(range(start, stop) for start, stop in zip(numbers, numbers, strict=True))
+        return cls(state.first, splits)
 
 
 @dataclass(eq=False)
@@ -305,6 +430,11 @@ class Timeouts:
     worker_s: float = 60.0
     client_s: float = 300.0
     iteration_s: float = 300.0
+
+    @property
+    def lease_s(self) -> float:
+        """For how long a silent client uses its elements: less than others wait for it."""
+        return _LEASE_S / AWAY_S * min(AWAY_S, self.client_s)
 
 
 Key = tuple[str, int]

@@ -1,4 +1,4 @@
-"""Leases of parts by workers. Pure."""
+"""Leases of parts by workers, and the splits of the source that parts get. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,46 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from dataservice.auto_shard import worker_index
 from dataservice.consumption import mode_of
-from dataservice.dispatch.records import Client, Iteration, Outcome, Part, Removal, Task, Worker
-from dataservice.dispatch.splits import Granted
+from dataservice.dataset.base import ENDLESS
+from dataservice.dispatch.records import (
+    Client,
+    Granted,
+    Iteration,
+    Outcome,
+    Part,
+    Removal,
+    Task,
+    Worker,
+)
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import NotFoundError
 
 _STATIC = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
+# Splits are small enough to balance uneven workers at the end, and large enough to be rare.
+_SPLITS_PER_WORKER = 4
+_LARGEST = 4096
+# An infinite source has no end at which smaller splits balance the workers.
+_LARGEST_OF_ENDLESS = 256
+
+
+def next_split(start: int, period: int, workers: int) -> range:
+    """Return the next split of a source.
+
+    Indices continue from pass to pass over the source: index ``k * period + i`` is index i of pass
+    k. Workers notice the end of the last pass themselves. Splits shrink towards the end of a pass,
+    so that all workers end at about the same time.
+
+    Args:
+        start: The first index that is not assigned.
+        period: The number of indices of one pass.
+        workers: The number of workers that share the indices.
+    """
+    if not period:
+        return range(0)
+    remaining = period - start % period
+    largest = _LARGEST if remaining < ENDLESS >> 1 else _LARGEST_OF_ENDLESS
+    size = min(max(remaining // (_SPLITS_PER_WORKER * max(workers, 1)), 1), largest)
+    return range(start, start + size)
 
 
 class WorkerSlots:
@@ -238,17 +272,6 @@ class Scheduler:
             self._outcome.removals.append(Removal(task.id, task.worker.address))
 
 
-def may_read(client: Client, worker: Worker) -> bool:
-    """Return whether a client reads from a worker."""
-    target = client.iteration.job.terms.target
-    if target == pb.LOCAL:
-        return client.process == worker.process
-    if target == pb.ANY or "COLOCATED" not in worker.tags:
-        return True
-    # Such a worker serves the consumers of its own host.
-    return client.process.partition("/")[0] == worker.process.partition("/")[0]
-
-
 def _has_part_for_each_slot(terms: pb.Terms) -> bool:
     """Return whether every configured worker has a part of its own."""
     return terms.policy in _STATIC and not mode_of(terms).has_fixed_parts
@@ -267,5 +290,5 @@ def _can_serve(worker: Worker, iteration: Iteration) -> bool:
     mode = iteration.job.mode
     if mode.writes_snapshot:
         return True
-    may = (may_read(client, worker) for client in iteration.clients.values())
+    may = (client.may_read(worker) for client in iteration.clients.values())
     return all(may) if mode.has_consumer_index else any(may)

@@ -3,12 +3,11 @@
 import threading
 from types import SimpleNamespace
 from unittest import mock
-from unittest.mock import MagicMock
 
 import pytest
 
-from dataservice.dispatch.answers import Answers
-from dataservice.dispatch.records import Outcome, Timeouts
+from dataservice.dispatch.dispatcher import Answers
+from dataservice.dispatch.records import Client, Outcome, Timeouts
 from mpidist import LATER, Reply
 from mpidist.errors import ResourceExhaustedError
 
@@ -66,12 +65,12 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
 @pytest.mark.parametrize(("timeout_s", "held_s"), [(300.0, 1.0), (1.0, 0.25)])
 def test_heartbeats_are_answered_well_before_who_sends_them_counts_as_gone(timeout_s, held_s):
     iteration = SimpleNamespace(version=3, job=SimpleNamespace(terms=None), clients={})
-    client = MagicMock(id=1, iteration=iteration, at_end_since=None, over=False)
+    client = Client(1, iteration, "host/1-a", 0, 1, 100.0)
     registry = SimpleNamespace(
         take_outcome=Outcome, clients={1: client}, timeouts=Timeouts(client_s=timeout_s)
     )
     answers, asked = Answers(None, registry, {}, None, threading.RLock()), []
-    with mock.patch("dataservice.dispatch.answers.iteration_response"):
+    with mock.patch("dataservice.dispatch.dispatcher.iteration_response"):
         answers.park(SimpleNamespace(reply=asked.append), client, 100.0)
         for now in (100.0, 100.0 + 0.9 * held_s):
             answers.release(None, LATER, now)

@@ -19,7 +19,7 @@ from dataservice import (
     register_dataset,
 )
 from dataservice.dataset.spec import ArraySpec
-from dataservice.dispatch import answers
+from dataservice.dispatch import dispatcher as dispatcher_module
 from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -286,7 +286,7 @@ def test_whoever_waits_for_what_cannot_be_written_is_told(tmp_path, monkeypatch,
     config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
         with monkeypatch.context() as patch:
-            patch.setattr(answers, "record_of", lambda value, parcels: 1 / 0)
+            patch.setattr(dispatcher_module, "record_of", lambda value, parcels: 1 / 0)
             with pytest.raises(UnknownError, match="ZeroDivisionError"):
                 register_dataset(dispatcher.target, Dataset.range(3))
         assert "the dispatcher's journal cannot be written" in caplog.text

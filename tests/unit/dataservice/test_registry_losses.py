@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
 
-from dataservice.dispatch.end_of_epoch import AWAY_S, dismiss_if_done
+from dataservice.dispatch.records import AWAY_S
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import AlreadyExistsError, NotFoundError
 
@@ -271,7 +271,7 @@ def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
 
 def at_end(play, client, now, **report):
     told = play.beat(client, now=now, at_end=True, **report)
-    return dismiss_if_done(client) or told.finished
+    return client.dismiss_if_done() or told.finished
 
 
 def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
@@ -280,13 +280,13 @@ def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
     play.start(one)
     assert not at_end(play, one, 1.0)
     play.registry.hear_all(1.5)  # without new reports
-    assert not dismiss_if_done(one)
+    assert not one.dismiss_if_done()
     assert [play.beat(each, now=2.0).beat_soon for each in (two, three)] == [False, False]
-    assert dismiss_if_done(one)
+    assert one.dismiss_if_done()
     # A dismissed consumer is no longer responsible for the rest of the epoch.
     assert not at_end(play, two, 3.0)
     play.beat(three, now=4.0)
-    assert dismiss_if_done(two)
+    assert two.dismiss_if_done()
     assert not at_end(play, three, 5.0)
 
 
@@ -298,14 +298,14 @@ def test_nobody_goes_while_a_part_waits_for_a_worker():
     assert not at_end(play, one, 1.0, used=ranges(p0=[0, 10]))
     play.beat(two, now=2.0)
     play.lose(play.workers[0])
-    assert not dismiss_if_done(one)
+    assert not one.dismiss_if_done()
     assert play.beat(one, now=3.0, settled=[task]).waiting
     play.beat(two, now=4.0, settled=[task], held=ranges(p0=[10, 20]))
     # Now the other consumer has all remaining elements, and the part needs no worker.
     assert play.beat(one, now=5.0).given_out == 1
     assert not at_end(play, one, 6.0)
     play.beat(two, now=7.0)
-    assert dismiss_if_done(one)
+    assert one.dismiss_if_done()
 
 
 def test_one_that_was_told_to_go_and_goes_on_sees_to_the_rest_again():
@@ -314,11 +314,11 @@ def test_one_that_was_told_to_go_and_goes_on_sees_to_the_rest_again():
     play.start(one)
     play.beat(one, now=1.0, at_end=True)
     play.beat(two, now=1.0)
-    assert dismiss_if_done(one)
+    assert one.dismiss_if_done()
     play.beat(one, now=2.0)  # there was something new
     assert not at_end(play, two, 3.0)
     play.beat(one, now=3.0)
-    assert dismiss_if_done(two)
+    assert two.dismiss_if_done()
 
 
 def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
@@ -331,7 +331,7 @@ def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
     assert play.beat(there).elsewhere == 1
     assert not at_end(play, there, 1.0)
     play.beat(here, now=2.0)
-    assert not dismiss_if_done(there)
+    assert not there.dismiss_if_done()
     # But the consumer does not wait for a dead one.
     play.registry.lose_clients("2")
     assert not at_end(play, there, 2.0 + AWAY_S)

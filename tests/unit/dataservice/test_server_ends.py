@@ -23,7 +23,7 @@ from dataservice import (
     service_status,
 )
 from dataservice.dispatch import dispatcher as dispatcher_module
-from dataservice.dispatch.answers import Answers
+from dataservice.dispatch.dispatcher import Answers
 from dataservice.snapshot import metadata
 from dataservice.work import worker as worker_module
 from mpidist.errors import CancelledError, FailedPreconditionError, InternalError, OpError

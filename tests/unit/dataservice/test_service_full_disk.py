@@ -8,7 +8,7 @@ import pytest
 from _cases.endpoints import wait_until
 
 from dataservice import Dataset, distribute, from_dataset_id, register_dataset
-from dataservice.dispatch import answers
+from dataservice.dispatch import dispatcher as dispatcher_module
 from dataservice.dispatch.journal import Journal
 from mpidist.errors import ResourceExhaustedError
 
@@ -120,7 +120,7 @@ def test_the_next_dispatcher_answers_who_waits_for_room(make_journaled, disk):
 
 
 def test_a_disk_that_stays_full(make_journaled, disk, monkeypatch):
-    monkeypatch.setattr(answers, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(dispatcher_module, "_PATIENCE_S", 0.5)
     service = make_journaled(1)
     disk.fill()
     for number in (3, 4):

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice.dataset.base import ENDLESS
-from dataservice.dispatch.splits import Granted, next_split
+from dataservice.dispatch.records import Granted
+from dataservice.dispatch.scheduler import next_split
 from dataservice.proto import dataservice_pb2 as pb
 
 
