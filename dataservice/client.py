@@ -14,8 +14,7 @@ from dataservice.dataset.indexed import CheckedSpec
 from dataservice.options import CrossTrainerCache, JobOptions, ShardingPolicy, service_of
 from dataservice.payload import CODECS, check_compression
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.distributed import Distributed
-from dataservice.read.registration import Registered, Registration, find_dataset
+from dataservice.read.distributed import Distributed, Registered, Registration, find_dataset
 from dataservice.snapshot.save import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import InvalidArgumentError

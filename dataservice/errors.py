@@ -1,4 +1,4 @@
-"""Errors of tasks, and errors that travel to the process that reports them."""
+"""Errors that travel to the process that reports them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 import cloudpickle
 
 from mpidist.errors import OpError, UnknownError
-
-
-class WithdrawnError(Exception):
-    """The dispatcher has given the part of a task to another worker, or given it up."""
 
 
 def pack_error(error: BaseException, where: str = "") -> bytes:

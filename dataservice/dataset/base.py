@@ -72,7 +72,7 @@ class SplitsFailed(BaseException):
         self.error = error
 
 
-class Splits(Protocol):
+class Splits(ABC):
     """The source indices that this process evaluates.
 
     All passes over the source share one sequence of positions. Index ``k * n + i`` stands for
@@ -80,12 +80,13 @@ class Splits(Protocol):
 
     Attributes:
         start: Position of the first index of the next pass.
-        marked: Position of the last call of :meth:`mark`.
+        marked: Position of the first index that the last checkpoint needs.
     """
 
-    start: int
-    marked: int
+    def __init__(self) -> None:
+        self.start = self.marked = 0
 
+    @abstractmethod
     def run(self, position: int) -> range:
         """Return the known indices from a position on, in ascending order; empty at the end.
 
@@ -95,6 +96,7 @@ class Splits(Protocol):
 
     def mark(self, position: int) -> None:
         """Record the position of the first index that the current checkpoint needs."""
+        self.marked = position
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.read.buffers import ElementBuffer, Frame, buffer_for
 from dataservice.read.order import Plan
-from dataservice.read.registration import Registration
 from mpidist import Endpoint, Work
 from mpidist.errors import (
     CancelledError,
@@ -244,9 +243,10 @@ class Fetcher:
         endpoint: Sends the calls. The fetcher closes the endpoint at the end.
         service: Address of the dispatcher.
         job: Name of the job, for messages.
-        registration: Registers the dataset at the dispatcher.
+        dataset_id: Returns the dispatcher's id of the dataset, within a time limit in seconds.
         terms: The options of the consumer.
         request: The iteration to join, without its dataset.
+        indexed: Whether the dataset is known to be indexed, see :class:`Node`.
 
     Attributes:
         buffer: The elements.
@@ -258,13 +258,16 @@ class Fetcher:
         endpoint: Endpoint,
         service: str,
         job: str,
-        registration: Registration,
+        dataset_id: Callable[[RpcClient, float], int],
         terms: JobOptions,
         request: pb.IterationRequest,
+        *,
+        indexed: bool,
     ) -> None:
         self._endpoint = endpoint
         self._job = job
-        self._registration = registration
+        self._dataset_id = dataset_id
+        self._indexed = indexed
         self._terms = terms
         self._request = request
         begin = request.state if request.HasField("state") else None
@@ -349,7 +352,7 @@ class Fetcher:
         The checkpoints of an indexed dataset are known without the workers. If a worker does not
         answer, the dispatcher adds a checkpoint for its part.
         """
-        if self._registration.is_indexed:
+        if self._indexed:
             for part in parts:
                 part.checkpoint.CopyFrom(indexed_checkpoint(part.start))
             return
@@ -388,7 +391,7 @@ class Fetcher:
     def _join(self) -> pb.IterationState:
         """Become a client of the iteration. Return its state."""
         limit_s = self._terms.start_timeout_s
-        self._request.dataset_id = self._registration.dataset_id(self._dispatcher, limit_s)
+        self._request.dataset_id = self._dataset_id(self._dispatcher, limit_s)
         # By the token the dispatcher recognizes this consumer if the call is repeated.
         self._request.token = secrets.randbits(64)
         reply = self._dispatcher.call_with_retry(

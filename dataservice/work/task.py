@@ -1,29 +1,50 @@
-"""A task: evaluates a part of an iteration into a buffer or into a stream of a snapshot."""
+"""A task: evaluates a part of an iteration into a buffer or into a stream of a snapshot.
+
+Its inputs are the splits of the source. Its checkpoints are states of its iterator, from which
+another worker can continue.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from dataservice.calls import RpcClient
 from dataservice.consumption import mode_of
-from dataservice.dataset.base import Context, Node, Scope, Share, SplitsFailed, StageTimes
-from dataservice.errors import WithdrawnError
+from dataservice.dataset.base import (
+    Context,
+    ElementIterator,
+    Node,
+    Scope,
+    Share,
+    Splits,
+    SplitsFailed,
+    StageTimes,
+)
+from dataservice.errors import code_and_message
+from dataservice.payload import dumps, indexed_checkpoint
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.snapshot.writer import StreamWriter
 from dataservice.work.buffers import CrossTrainerBuffer, ElementBuffer, buffer_for
-from dataservice.work.checkpoints import Checkpoints
-from dataservice.work.snapshot_stream import COMMIT_S, SnapshotStream
 from mpidist import Request, Work
 from mpidist.errors import (
+    AbortedError,
     CancelledError,
     DeadlineExceededError,
     Error,
     FailedPreconditionError,
     NotFoundError,
     UnavailableError,
+    UnimplementedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -32,22 +53,30 @@ logger = logging.getLogger(__name__)
 _SAMPLED = 32
 # The number of source indices that one call of StridedSplits.run() returns.
 _AT_ONCE = 4096
+# The shortest time between two states. Taking them costs at most a fiftieth of the time.
+_PERIOD_S = 0.1
+_SHARE = 50
+# The largest state that the dispatcher keeps for the next worker of the part.
+LARGEST_STATE = 1 << 20
+# The longest time between two commits, for readers of the unfinished snapshot and for workers that
+# may continue the stream.
+_COMMIT_S = 10.0
 
 
-class StridedSplits:
-    """Every n-th source index, for a fixed number of parts; see :class:`Splits`.
+class WithdrawnError(Exception):
+    """The dispatcher has given the part of a task to another worker, or given it up."""
+
+
+class StridedSplits(Splits):
+    """Every n-th source index, for a fixed number of parts.
 
     Args:
         part: Number of the part.
         parts: The number of parts.
-
-    Attributes:
-        start: Position of the first index of the next pass.
-        marked: Position of the first index that the last checkpoint needs.
     """
 
     def __init__(self, part: int, parts: int) -> None:
-        self.start = self.marked = 0
+        super().__init__()
         self._part = part
         self._parts = parts
 
@@ -56,13 +85,9 @@ class StridedSplits:
         first = self._part + position * self._parts
         return range(first, first + _AT_ONCE * self._parts, self._parts)
 
-    def mark(self, position: int) -> None:
-        """Record the position of the first index that the current checkpoint needs."""
-        self.marked = position
 
-
-class DynamicSplits:
-    """Splits of the source that a task requests from the dispatcher; see :class:`Splits`.
+class DynamicSplits(Splits):
+    """Splits of the source that a task requests from the dispatcher.
 
     The next split is requested ahead.
 
@@ -70,14 +95,10 @@ class DynamicSplits:
         task_id: The task.
         dispatcher: Calls the dispatcher.
         patience_s: How long to try to reach the dispatcher, in seconds.
-
-    Attributes:
-        start: Position of the first index of the next pass.
-        marked: Position of the first index that the last checkpoint needs.
     """
 
     def __init__(self, task_id: int, dispatcher: RpcClient, patience_s: float) -> None:
-        self.start = self.marked = 0
+        super().__init__()
         self._task_id = task_id
         self._dispatcher = dispatcher
         self._patience_s = patience_s
@@ -96,10 +117,6 @@ class DynamicSplits:
             except Exception as error:
                 raise SplitsFailed(error) from error
         return run[position - first :]
-
-    def mark(self, position: int) -> None:
-        """Record the position of the first index that the current checkpoint needs."""
-        self.marked = position
 
     def _ask_ahead(self, position: int) -> None:
         request = pb.GetSplitRequest(task_id=self._task_id, position=position)
@@ -129,6 +146,272 @@ class DynamicSplits:
             )
         except (FailedPreconditionError, NotFoundError) as error:
             raise WithdrawnError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A state of the iterator.
+
+    Attributes:
+        index: Number of elements before it.
+        state: The state.
+        nbytes: Estimated size of its pickle in bytes.
+        position: Position of the next source index.
+    """
+
+    index: int
+    state: Any
+    nbytes: int
+    position: int
+
+
+class Checkpoints:
+    """Keeps the newest state that all consumers have passed, and all later states.
+
+    An indexed dataset has a state at every element, so none is kept.
+
+    Args:
+        first: The checkpoint that the task began from.
+        where: The task and its worker in words, for the log.
+        period_s: The shortest time between two states, in seconds, if longer than _PERIOD_S.
+        indexed: Whether the dataset is indexed.
+    """
+
+    def __init__(
+        self, first: pb.Checkpoint, where: str, period_s: float = 0.0, *, indexed: bool = False
+    ) -> None:
+        self._first = first
+        self._indexed = indexed
+        self._where = where
+        self._period_s = period_s
+        self._taken: deque[_Taken] = deque()
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._impossible: UnimplementedError | None = None
+        self._reported = -1  # index of the newest checkpoint that the dispatcher has
+        self._has_warned = False
+
+    def is_due(self, *, early: bool = False) -> bool:
+        """Return whether to take a state now.
+
+        Args:
+            early: Whether to ignore the shortest time between two states.
+        """
+        return self._impossible is None and (early or time.monotonic() >= self._due)
+
+    def take(
+        self,
+        index: int,
+        elements: ElementIterator,
+        position: Callable[[], int],
+        needed: int,
+    ) -> None:
+        """Take a state.
+
+        Args:
+            index: Number of elements of the part before the position of the iterator.
+            elements: The iterator; no other thread uses it meanwhile.
+            position: Returns the position of the next source index; called after the state is
+                taken.
+            needed: Elements before this index are not needed any more.
+        """
+        began = time.monotonic()
+        if self._indexed:
+            self._due = began + max(_PERIOD_S, self._period_s)
+            return
+        try:
+            state = elements.get_state()
+        except UnimplementedError as error:
+            # Another worker can evaluate the part again from its beginning.
+            self._impossible = error
+            logger.info("%s has no checkpoints: %s", self._where, error)
+            return
+        taken = _Taken(index, state, size_of(state), position())
+        with self._lock:
+            self._taken.append(taken)
+            while len(self._taken) > 1 and self._taken[1].index <= needed:
+                self._taken.popleft()
+        cost = time.monotonic() - began
+        self._due = began + cost + max(_PERIOD_S, self._period_s, _SHARE * cost)
+
+    def before(self, index: int) -> pb.Checkpoint:
+        """Return the newest checkpoint at or before an element.
+
+        Raises:
+            UnimplementedError: A source has no state, or the state cannot be pickled.
+        """
+        if self._impossible is not None:
+            raise self._impossible
+        if self._indexed and index > self._first.index:
+            return indexed_checkpoint(index)
+        newest = self._newest(index)
+        if newest is None:
+            return self._first
+        try:
+            state = dumps(newest.state)
+        except Exception as error:
+            self._impossible = UnimplementedError(
+                f"the state of an iterator cannot be pickled: {error!r}"
+            )
+            logger.info("%s has no checkpoints: %s", self._where, self._impossible)
+            raise self._impossible from error
+        return pb.Checkpoint(index=newest.index, state=state, position=newest.position)
+
+    def report(self, needed: int) -> pb.Checkpoint | None:
+        """Return a checkpoint for the dispatcher, if there is a new one of at most LARGEST_STATE.
+
+        Larger states are not pickled. The first one is logged.
+
+        Args:
+            needed: Index of the first element that is still needed.
+        """
+        if self._indexed:
+            if needed <= max(self._reported, self._first.index):
+                return None
+            self._reported = needed
+            return indexed_checkpoint(needed)
+        newest, small = self._newest(needed), self._newest(needed, LARGEST_STATE)
+        if newest is not None and newest is not small:
+            self._warn(newest.nbytes)
+        if small is None or small.index <= self._reported or self._impossible is not None:
+            return None
+        self._reported = small.index
+        try:
+            checkpoint = self.before(small.index)
+        except UnimplementedError:
+            return None
+        if len(checkpoint.state) > LARGEST_STATE:  # the estimate was too low
+            self._warn(len(checkpoint.state))
+            return None
+        return checkpoint
+
+    def _newest(self, index: int, limit: float = float("inf")) -> _Taken | None:
+        """Return the newest state of at most ``limit`` bytes at or before an element."""
+        with self._lock:
+            fit = [each for each in self._taken if each.index <= index and each.nbytes <= limit]
+        return fit[-1] if fit else None
+
+    def _warn(self, nbytes: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s: the state of its iterator has about %d bytes, and the dispatcher keeps at most "
+            "%d. If this worker is lost, another one evaluates the part again from its beginning, "
+            "or from its last smaller state. A smaller shuffle buffer, or a shuffle before the map "
+            "that makes large elements, makes the state smaller",
+            self._where,
+            nbytes,
+            LARGEST_STATE,
+        )
+
+
+def size_of(state: Any) -> int:
+    """Return the approximate size of an object's pickle in bytes, without pickling."""
+    total, left, seen = 0, [state], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, np.ndarray) and each.dtype != object:
+            total += each.nbytes
+        elif isinstance(each, str | bytes | bytearray):
+            total += len(each)
+        elif id(each) not in seen and not isinstance(each, type):
+            seen.add(id(each))
+            if isinstance(each, dict):
+                left += [*each, *each.values()]
+            elif isinstance(each, list | tuple | set | deque | np.ndarray):
+                left += each
+            else:
+                left.append(getattr(each, "__dict__", ""))
+                total += 8
+    return total
+
+
+class SnapshotStream:
+    """Writes the elements of a task to a stream of a snapshot.
+
+    Args:
+        where: The task and its worker in words, for errors.
+        lease: The part to write, and the path of the snapshot.
+        finished: Called when the dispatcher has to learn of the end, see :meth:`report`.
+
+    Attributes:
+        where: As given.
+        produced: Number of elements in the stream.
+    """
+
+    def __init__(self, where: str, lease: pb.Task, finished: Callable[[], None]) -> None:
+        self.where = where
+        self.produced = 0
+        self._lease = lease
+        self._finished = finished
+        self._writer: StreamWriter | None = None
+        self._result = pb.TaskProgress()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[pb.Checkpoint | None]:
+        """Open the stream; give the checkpoint to begin from, None if the stream is complete."""
+        lease = self._lease
+        with _unless_fenced():
+            writer = StreamWriter(lease.path, lease.part, lease.attempt)
+        with writer:
+            self._writer = writer
+            self.produced = writer.elements
+            begin = pb.Checkpoint(index=writer.elements, state=writer.state or b"")
+            yield None if writer.finished else begin
+
+    def put(self, element: Any) -> bool:
+        """Append an element; return True."""
+        assert self._writer is not None
+        with _unless_fenced():
+            self._writer.append(element)
+        self.produced += 1
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """True if the elements so far should be committed before the usual time."""
+        return self._writer is not None and self._writer.full
+
+    def commit(self, checkpoints: Checkpoints) -> None:
+        """Make the elements so far durable, together with the state of the iterator behind them."""
+        assert self._writer is not None
+        try:
+            state = checkpoints.before(self.produced).state
+        except UnimplementedError:
+            # If the worker is lost, another one writes the part again from its beginning. So no
+            # element may be committed before the part is complete.
+            return
+        with _unless_fenced():
+            self._writer.commit(state)
+
+    def end(self) -> None:
+        """Commit the rest, and tell the dispatcher the number of elements."""
+        assert self._writer is not None
+        with _unless_fenced():
+            self._writer.finish(b"")
+        self._result = pb.TaskProgress(ended=True, total=self._writer.elements)
+        self._finished()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the dispatcher that the part cannot be saved."""
+        code, message = code_and_message(error)
+        message = f"{message} (while {self.where} saved its part)"
+        self._result = pb.TaskProgress(code=code, message=message)
+        self._finished()
+
+    def report(self, progress: pb.TaskProgress) -> None:
+        """Fill in how the part has ended, if it has."""
+        progress.MergeFrom(self._result)
+
+
+@contextlib.contextmanager
+def _unless_fenced() -> Iterator[None]:
+    """Raise WithdrawnError if a later attempt at the stream keeps this one from writing."""
+    try:
+        yield
+    except AbortedError as error:
+        raise WithdrawnError(str(error)) from error
 
 
 class Task:
@@ -356,7 +639,7 @@ class Task:
         checkpoints = Checkpoints(
             begin,
             destination.where,
-            0.0 if stream is None else COMMIT_S,
+            0.0 if stream is None else _COMMIT_S,
             indexed=dataset.indexed_length() is not None,
         )
         self._checkpoints = checkpoints

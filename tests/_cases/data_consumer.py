@@ -8,8 +8,8 @@ from dataservice import Dataset
 from dataservice.options import JobOptions
 from dataservice.payload import pack_elements
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.read.distributed import Registration
 from dataservice.read.fetcher import Fetcher
-from dataservice.read.registration import Registration
 from mpidist import LATER, Reply, open_endpoint
 
 LIMIT_S = 10
@@ -61,9 +61,10 @@ class Script:
             open_endpoint("inproc"),
             self.address,
             "a job",
-            Registration(Dataset.range(1).node),
+            Registration(Dataset.range(1).node).dataset_id,
             options,
             request,
+            indexed=True,
         )
         self.buffer = self.fetcher.buffer
         self.thread = self.fetcher.thread

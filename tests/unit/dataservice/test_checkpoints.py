@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.work.checkpoints import LARGEST_STATE, Checkpoints
+from dataservice.work.task import LARGEST_STATE, Checkpoints
 from mpidist.errors import UnimplementedError
 
 FIRST = pb.Checkpoint(index=3, state=b"first", position=2)
@@ -99,7 +99,7 @@ def test_what_has_no_state_is_asked_once():
 
 def test_it_is_not_due_at_once_again(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("dataservice.work.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("dataservice.work.task.time.monotonic", lambda: now)
     checkpoints = Checkpoints(FIRST, "task 2")
     assert checkpoints.is_due()
     take(checkpoints, 10)
@@ -110,7 +110,7 @@ def test_it_is_not_due_at_once_again(monkeypatch):
 
 def test_states_that_cost_much_are_taken_seldom(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("dataservice.work.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("dataservice.work.task.time.monotonic", lambda: now)
 
     class Slow(Elements):
         def get_state(self):

@@ -10,7 +10,7 @@ from _cases import data_stops
 from _cases.data_readers import reading
 
 from dataservice import CrossTrainerCache, Dataset, ShardingPolicy, distribute
-from dataservice.work import checkpoints
+from dataservice.work import task as task_module
 
 OFF = ShardingPolicy.OFF
 
@@ -18,8 +18,8 @@ OFF = ShardingPolicy.OFF
 @pytest.fixture(autouse=True)
 def events(monkeypatch):
     """Take a checkpoint after every element, so that no test depends on timing."""
-    monkeypatch.setattr(checkpoints, "_PERIOD_S", 0.0)
-    monkeypatch.setattr(checkpoints, "_SHARE", 0)
+    monkeypatch.setattr(task_module, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(task_module, "_SHARE", 0)
     data_stops.ASKED.queue.clear()
     for event in (data_stops.CLOSED, data_stops.HOLDS, data_stops.PICKLING, data_stops.GO_ON):
         event.clear()
@@ -28,14 +28,14 @@ def events(monkeypatch):
 
 
 def test_states_that_are_too_large_are_told_once_and_not_pickled(make_service, monkeypatch, caplog):
-    sizes, dumps = [], checkpoints.dumps
+    sizes, dumps = [], task_module.dumps
 
     def counted(state):
         data = dumps(state)
         sizes.append(len(data))
         return data
 
-    monkeypatch.setattr(checkpoints, "dumps", counted)
+    monkeypatch.setattr(task_module, "dumps", counted)
     service = make_service(1)
     dataset = (
         Dataset.range(300)
