@@ -1,4 +1,4 @@
-"""``DispatchServer`` and ``WorkerServer``: each with an endpoint of its own."""
+"""Servers with an endpoint of their own, and the task of the job ``data`` of ``mpidist.Server``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from dataservice.dispatch.dispatcher import Dispatcher
 from dataservice.options import DispatcherConfig, WorkerConfig, seconds_of
 from dataservice.work.worker import DataWorker
-from mpidist import Endpoint, launched, open_endpoint
+from mpidist import Endpoint, Server, Work, launched, open_endpoint
 from mpidist.errors import (
     AlreadyExistsError,
+    CancelledError,
     DistNetworkError,
     FailedPreconditionError,
     InternalError,
@@ -300,6 +301,33 @@ class WorkerServer(_Server):
         self._worker.close()
 
 
+class DataTask:
+    """A data worker, and in task 0 also the dispatcher, at the endpoint of a Server.
+
+    Args:
+        server: The Server of this task, which runs the serving loop of its endpoint.
+    """
+
+    def __init__(self, server: Server) -> None:
+        endpoint = server.endpoint
+        self._dispatcher: Dispatcher | None = None
+        if server.own_index("data") == 0:
+            self._dispatcher = Dispatcher(endpoint, DispatcherConfig())
+        dispatcher = server.task_address("data", 0)
+        self._worker = DataWorker(
+            endpoint, dispatcher, str(endpoint.address), WorkerConfig(dispatcher)
+        )
+        self._worker.registration.add_done_callback(_raise_on_failure)
+
+    def close(self) -> None:
+        """Stop the worker and the dispatcher, before the Server closes the endpoint. Idempotent."""
+        # The whole cluster is ending, and the dispatcher's process may already be gone.
+        self._worker.close(leave=False)
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+            self._dispatcher = None
+
+
 def _check_alone(given: str, **others: object) -> None:
     """Raise InvalidArgumentError if arguments that a config has are given beside it."""
     twice = [name for name, value in others.items() if value is not None and value != 0]
@@ -313,3 +341,9 @@ def _check_alone(given: str, **others: object) -> None:
 def _check_config(config: object, kind: type) -> None:
     if not isinstance(config, kind):
         raise TypeError(f"config must be a {kind.__name__}, not {config!r}")
+
+
+def _raise_on_failure(registration: Work) -> None:
+    # This runs on the worker's thread, where an uncaught error ends the job and names this task.
+    if not isinstance(registration.exception(), CancelledError):
+        registration.wait()

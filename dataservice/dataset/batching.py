@@ -34,7 +34,6 @@ from dataservice.dataset.spec import (
     unbatched,
     unknown_lengths,
 )
-from dataservice.dataset.user_functions import call
 from mpidist.errors import InvalidArgumentError, type_name
 
 Array = np.ndarray[Any, Any]
@@ -775,7 +774,7 @@ class BucketIterator(UnaryIterator):
             except StopIteration:
                 self._ended = True
                 break
-            length = int(call(self._node.length, element, "bucket_by_sequence_length"))
+            length = int(tree.call(self._node.length, element, "bucket_by_sequence_length"))
             number = bisect_right(self._node.boundaries, length)
             bucket = self._buckets[number]
             bucket.append(element)

@@ -15,6 +15,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dataservice.dataset import tree
+from dataservice.dataset.arguments import (
+    check_callable,
+    check_numbers,
+    check_path,
+    only_one,
+    whole,
+    whole_or_none,
+    wholes,
+)
 from dataservice.dataset.base import Context, Count, ElementIterator, Node
 from dataservice.dataset.batching import Batch, Bucket, PaddedBatch, Padding, Rebatch, Unbatch
 from dataservice.dataset.cache import Cache
@@ -23,7 +32,21 @@ from dataservice.dataset.execution import AHEAD, AUTOTUNE, CYCLE_LENGTH, Paralle
 from dataservice.dataset.fingerprint import fingerprint, identity
 from dataservice.dataset.flattening import GroupByWindow, Interleave
 from dataservice.dataset.gpu import PrefetchToDevice, device_number
-from dataservice.dataset.indexed import CheckedSpec, Enumerate, Map, Repeat, Shard, Skip, Take
+from dataservice.dataset.indexed import (
+    CheckedSpec,
+    Counter,
+    Enumerate,
+    Map,
+    Random,
+    Range,
+    Repeat,
+    Shard,
+    Skip,
+    Take,
+    Tensors,
+    TensorSlices,
+    as_only_row,
+)
 from dataservice.dataset.mixing import Choose, Sample
 from dataservice.dataset.options import Options, with_options_applied
 from dataservice.dataset.readers import Files, Generator, Indexed, matching_files
@@ -36,19 +59,7 @@ from dataservice.dataset.sequential import (
     Unique,
 )
 from dataservice.dataset.shuffling import Shuffle
-from dataservice.dataset.sources import Counter, Random, Range, Tensors, TensorSlices, as_only_row
 from dataservice.dataset.spec import ArraySpec, Spec, spec_from
-from dataservice.dataset.user_functions import (
-    call,
-    check_callable,
-    check_numbers,
-    check_path,
-    name_of,
-    only_one,
-    whole,
-    whole_or_none,
-    wholes,
-)
 from dataservice.dataset.windows import Window
 from mpidist.errors import DataLossError, InvalidArgumentError
 
@@ -1096,7 +1107,7 @@ class Dataset:
         state = tree.to_numpy(initial_state)
         with iter(self) as elements:
             for element in elements:
-                state = tree.to_numpy(call(reduce_func, (state, element), "reduce"))
+                state = tree.to_numpy(tree.call(reduce_func, (state, element), "reduce"))
         return state
 
     def get_single_element(self, name: str | None = None) -> Any:
@@ -1410,7 +1421,7 @@ class _NodeFunction:
     def __init__(self, method: str, argument: str, function: Callable[..., Dataset]) -> None:
         self._function = check_callable(method, argument, function)
         self._method = method
-        self.__qualname__ = name_of(function)
+        self.__qualname__ = tree.name_of(function)
 
     def __call__(self, *arguments: Any) -> Node:
         dataset = self._function(*arguments)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dataservice.dataset import tree
 from dataservice.dataset.base import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -19,8 +20,7 @@ from dataservice.dataset.base import (
     UnaryIterator,
 )
 from dataservice.dataset.execution import Prefetch
-from dataservice.dataset.sources import InMemory
-from dataservice.dataset.user_functions import call, call_int, name_of
+from dataservice.dataset.indexed import InMemory
 from mpidist.errors import InvalidArgumentError
 
 
@@ -33,7 +33,7 @@ class Samples:
 
     def __init__(self, function: Callable[..., Node]) -> None:
         self._function = function
-        self.__qualname__ = name_of(function)
+        self.__qualname__ = tree.name_of(function)
 
     def __call__(self, *arguments: Any) -> Node:
         """Return the sample of the node that the other function makes."""
@@ -162,7 +162,7 @@ class InterleaveIterator(UnaryIterator):
         self._advance()
 
     def _made_of(self, element: Any, number: int, place: int) -> _OpenDataset:
-        node = call(self._node.function, element, "interleave")
+        node = tree.call(self._node.function, element, "interleave")
         if place < self._node.ahead:
             node = Prefetch(node, self._node.block_length, self._node.ahead)
         return _OpenDataset(element, number, node.iterate(self._context.enter(number)))
@@ -208,13 +208,13 @@ class GroupByWindow(FunctionNode):
 
     def key_of(self, element: Any) -> int:
         """Return the key of the group that an element belongs to."""
-        return call_int(self.key, element, "group_by_window")
+        return tree.call_int(self.key, element, "group_by_window")
 
     def size_of(self, key: int) -> int:
         """Return the number of elements that fill the group of a key."""
         if isinstance(self.window_size, int):
             return self.window_size
-        size = call_int(self.window_size, np.int64(key), "group_by_window")
+        size = tree.call_int(self.window_size, np.int64(key), "group_by_window")
         if size < 1:
             raise InvalidArgumentError(
                 f"group_by_window needs windows of at least 1 element, not {size} for key {key}"
@@ -317,5 +317,5 @@ class GroupByWindowIterator(UnaryIterator):
 
     def _made_of(self, key: int, elements: list[Any], number: int) -> _OpenGroup:
         group = self._node.make(InMemory(elements))
-        node = call(self._node.reduce, (np.int64(key), group), "group_by_window")
+        node = tree.call(self._node.reduce, (np.int64(key), group), "group_by_window")
         return _OpenGroup(key, elements, number, node.iterate(self._context.enter(number)))

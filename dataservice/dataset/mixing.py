@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from dataservice.dataset.arguments import check_numbers
 from dataservice.dataset.base import (
     ENDLESS,
     INFINITE_CARDINALITY,
@@ -27,7 +28,6 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.combining import RoutedReader, SeveralIterator, SeveralNode, merged_spec
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.user_functions import check_numbers
 from mpidist.errors import InvalidArgumentError
 
 Numbers = NDArray[np.intp]

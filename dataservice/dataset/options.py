@@ -7,10 +7,10 @@ import dataclasses
 import sys
 from typing import Any
 
+from dataservice.dataset.arguments import whole_or_none
 from dataservice.dataset.base import Node
 from dataservice.dataset.execution import AUTOTUNE, ParallelMap
 from dataservice.dataset.flattening import Interleave
-from dataservice.dataset.user_functions import whole_or_none
 
 
 class _Fields:

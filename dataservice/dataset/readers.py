@@ -17,6 +17,7 @@ import numpy as np
 
 from dataservice.calls import SlowWait
 from dataservice.dataset import tree
+from dataservice.dataset.arguments import check_path
 from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
     Context,
@@ -26,7 +27,6 @@ from dataservice.dataset.base import (
     Node,
 )
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.user_functions import check_path, name_of
 from dataservice.snapshot import metadata
 from dataservice.snapshot.format import ChunkName
 from dataservice.snapshot.metadata import Progress
@@ -324,10 +324,10 @@ class Generator(Node):
     def _iterate(self, context: Context) -> ElementIterator:
         if context.share is not None:
             return _SharedIterator(self, IndexReader(1, context.share))
-        return GeneratorIterator(iter(self.factory(*self.arguments)), name_of(self.factory))
+        return GeneratorIterator(iter(self.factory(*self.arguments)), tree.name_of(self.factory))
 
     def summary(self) -> str:
-        shown = [name_of(self.factory), *map(repr, self.arguments)]
+        shown = [tree.name_of(self.factory), *map(repr, self.arguments)]
         return f"from_generator({', '.join(shown)})"
 
 

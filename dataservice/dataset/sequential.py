@@ -24,7 +24,6 @@ from dataservice.dataset.base import (
     UnaryNode,
 )
 from dataservice.dataset.spec import ArraySpec, Spec, spec_of
-from dataservice.dataset.user_functions import call, call_int, call_predicate, name_of
 from mpidist.errors import InvalidArgumentError
 
 
@@ -52,7 +51,7 @@ class FilterIterator(UnaryIterator):
     def __next__(self) -> Any:
         while True:
             element = next(self._parent)
-            if call_predicate(self._predicate, element, "filter"):
+            if tree.call_predicate(self._predicate, element, "filter"):
                 return element
 
 
@@ -85,7 +84,7 @@ class TakeWhileIterator(UnaryIterator):
         if self._ended:
             raise StopIteration
         element = next(self._parent)
-        if call_predicate(self._predicate, element, "take_while"):
+        if tree.call_predicate(self._predicate, element, "take_while"):
             return element
         self._ended = True
         raise StopIteration
@@ -133,13 +132,13 @@ class ScanIterator(UnaryIterator):
         self._state = node.initial_state
 
     def __next__(self) -> Any:
-        result = call(
+        result = tree.call(
             self._function, (tree.copy_structure(self._state), next(self._parent)), "scan"
         )
         if not isinstance(result, tuple) or len(result) != 2 or result[1] is None:
             raise InvalidArgumentError(
-                f"the function {name_of(self._function)} given to scan returned {result!r}: it "
-                "must return a state and an element"
+                f"the function {tree.name_of(self._function)} given to scan returned {result!r}: "
+                "it must return a state and an element"
             )
         state, element = result
         self._state = _own(state)
@@ -390,7 +389,7 @@ class RejectionResample(UnaryNode):
         Raises:
             InvalidArgumentError: The class is not a class of the target.
         """
-        found = call_int(self.class_of, element, "rejection_resample")
+        found = tree.call_int(self.class_of, element, "rejection_resample")
         if not 0 <= found < len(self.target):
             raise InvalidArgumentError(
                 f"rejection_resample: class {found} is not in [0, {len(self.target)})"

@@ -1,8 +1,13 @@
-"""Functions on elements, which are nested dicts and tuples of arrays."""
+"""Functions on elements, which are nested dicts and tuples of arrays.
+
+Users' functions are called here, too, because the members of a tuple are their arguments.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ Array = np.ndarray[Any, Any]
 
 _NUMPY = (np.ndarray, np.generic)
 _TEXT = (str, bytes)
+_BOOLS = (bool, np.bool_)
 _CONVERTED = (bool, int, float, complex, list, memoryview)
 
 
@@ -183,6 +189,80 @@ def on_host(leaf: Any) -> Any:
     if isinstance(leaf, _NUMPY) or not lies_on_gpu(leaf):
         return leaf
     return np.array(host_view(leaf))  # not in pinned memory, which is not to be kept
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def call(function: Callable[..., Any], element: Any, method: str) -> Any:
+    """Call a user's function with an element.
+
+    Args:
+        function: Gets the element, or the members of a tuple as its arguments.
+        element: The element.
+        method: Name of the transformation, for messages.
+
+    Raises:
+        RuntimeError: It raised StopIteration, which would end the sequence silently.
+        Exception: The error of the function.
+    """
+    try:
+        return function(*element) if type(element) is tuple else function(element)
+    except StopIteration as error:
+        raise RuntimeError(f"the function given to {method} raised StopIteration") from error
+
+
+def call_predicate(predicate: Callable[..., Any], element: Any, method: str) -> bool:
+    """Call a user's predicate with an element.
+
+    Args:
+        predicate: Gets the element, or the members of a tuple as its arguments.
+        element: The element.
+        method: Name of the transformation, for messages.
+
+    Raises:
+        InvalidArgumentError: It returned neither a bool nor a whole number.
+        Exception: As :func:`call`.
+    """
+    answer = call(predicate, element, method)
+    if isinstance(answer, _BOOLS):
+        return bool(answer)
+    answer = on_host(answer)
+    if isinstance(answer, int) or hasattr(answer, "__array__"):
+        array = np.asarray(answer)
+        if array.ndim == 0 and array.dtype.kind in "biu":
+            return bool(array)
+    raise _wrong(predicate, method, answer, "a bool")
+
+
+def call_int(function: Callable[..., Any], element: Any, method: str) -> int:
+    """Call a user's function that returns a whole number with an element.
+
+    Args:
+        function: Gets the element, or the members of a tuple as its arguments.
+        element: The element.
+        method: Name of the transformation, for messages.
+
+    Raises:
+        InvalidArgumentError: It returned something else.
+        Exception: As :func:`call`.
+    """
+    answer = on_host(call(function, element, method))
+    with suppress(TypeError):
+        if not isinstance(answer, bool):
+            return operator.index(answer)
+    raise _wrong(function, method, answer, "a whole number")
+
+
+def _wrong(
+    function: Callable[..., Any], method: str, answer: Any, wanted: str
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the function {name_of(function)} given to {method} returned {answer!r}: it must return "
+        f"{wanted}"
+    )
 
 
 def _leaf_to_numpy(leaf: Any) -> Any:

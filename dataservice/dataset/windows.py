@@ -18,7 +18,7 @@ from dataservice.dataset.base import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.sources import InMemory
+from dataservice.dataset.indexed import InMemory
 from dataservice.dataset.spec import Spec
 
 

@@ -8,7 +8,7 @@ A chunk is a file of elements::
     STATE     a record with the state of the iterator behind the chunk; its offset, magic
 
 Everything is little-endian. Checksums are CRC-32. The file of a ``cache`` is one chunk of all
-elements; see :mod:`dataservice.snapshot.cache`.
+elements; see :mod:`dataservice.dataset.cache`.
 
 A snapshot is a folder of chunks::
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from dataservice.dataset import tree
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.user_functions import call_int
 from dataservice.snapshot import metadata
 from dataservice.snapshot.writer import CHUNK_BYTES, StreamWriter
 from mpidist.errors import (
@@ -165,7 +165,7 @@ class _Shards:
         """Return the stream of an element."""
         if self._function is None:
             return index % self.count
-        shard = call_int(self._function, element, "save")
+        shard = tree.call_int(self._function, element, "save")
         if self._grows:
             return self.known.setdefault(shard, len(self.known))
         if not 0 <= shard < self.count:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.dataset.user_functions import whole
+from dataservice.dataset.arguments import whole
 
 D = Dataset.range(6)
 PAIRS = Dataset.zip(D, D)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from dataservice import Dataset, distribute
-from dataservice.task import DataTask
+from dataservice.server import DataTask
 from mpidist import open_endpoint
 
 
