@@ -175,11 +175,9 @@ class RpcClient:
     def _gone(self, error: Error) -> UnavailableError:
         return UnavailableError(f"the {self.what} at {self.peer} is gone: {error}")
 
-    def call(
-        self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()
-    ) -> M:
+    def call(self, method: str, request: Message, kind: type[M]) -> M:
         """Call, and wait for the reply; raises as :meth:`finish`."""
-        return kind.FromString(self.finish(self.start(method, request, buffers)).body)
+        return kind.FromString(self.finish(self.start(method, request)).body)
 
     def call_with_retry(
         self,

@@ -285,7 +285,7 @@ def _with_dispatcher(service: str | tuple[str, str], what: Callable[[RpcClient],
 
 
 def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Dataset:
-    return Dataset(Distributed(node, options.protocol, options.address, job_name, options))
+    return Dataset(Distributed(node, job_name, options))
 
 
 def _check_dataset(options: JobOptions, node: Node, summary: str) -> None:

@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 from abc import ABC, abstractmethod
+from typing import Self
 
 from dataservice.dispatch.dispatcher import Dispatcher
 from dataservice.options import DispatcherConfig, WorkerConfig, seconds_of
@@ -108,6 +109,13 @@ class _Server(ABC):
                     atexit.unregister(self.stop)
                 self._stopped.set()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
     def _fail(self, error: BaseException) -> None:
         """Stop the server because of a bug, which join() raises."""
         logger.critical("a %s ends: %r", type(self).__name__, error)
@@ -201,13 +209,6 @@ class DispatchServer(_Server):
             raise FailedPreconditionError("a DispatchServer has no target before it is started")
         return self._address(self._endpoint)
 
-    def __enter__(self) -> DispatchServer:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
     def _serve(self, endpoint: Endpoint) -> None:
         self._dispatcher = Dispatcher(endpoint, self._config, self._fail)
         endpoint.serve_in_thread()
@@ -265,13 +266,6 @@ class WorkerServer(_Server):
         self._worker: DataWorker | None = None
         if start:
             self.start()
-
-    def __enter__(self) -> WorkerServer:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
 
     def _serve(self, endpoint: Endpoint) -> None:
         config = self._config

@@ -15,9 +15,10 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from zlib import crc32
 
 from dataservice.dataset.spec import Spec, spec_of
 from dataservice.errors import pack_error, unpack_error
@@ -199,7 +200,7 @@ class Context:
     seed: tuple[int, ...]
     epoch: int = 0
     scope: Scope | None = None
-    stages: Stages | None = None
+    stages: StageTimes | None = None
     part: tuple[int, ...] = ()
     numbered: bool = False
     share: Share | None = None
@@ -334,13 +335,6 @@ class Reader(ElementIterator):
         return True
 
 
-class Stages(Protocol):
-    """Measures how long the nodes of a pass take."""
-
-    def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
-        """Return an iterator over a node to use in place of the given one."""
-
-
 # The attribute in which ``fingerprint.identity`` keeps its result.
 IDENTITY = "identity_hash"
 
@@ -411,6 +405,34 @@ class Node(ABC):
             "processing_mode='parallel_epochs', or this transformation after distribute()"
         )
 
+    def input_fields(self) -> dict[str, tuple[Node, ...]]:
+        """Return the nodes whose elements this process evaluates for this one, by their field."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        several = {
+            name: value if isinstance(value, tuple) else (value,) for name, value in fields.items()
+        }
+        return {
+            name: values
+            for name, values in several.items()
+            if values and all(isinstance(value, Node) for value in values)
+        }
+
+    def inputs(self) -> list[Node]:
+        """Return the nodes of :meth:`input_fields`."""
+        return [node for nodes in self.input_fields().values() for node in nodes]
+
+    def with_inputs(self, change: Callable[[Node], Node]) -> Node:
+        """Return the node over ``change(n)`` in place of each input n; itself if none changes."""
+        changes: dict[str, Any] = {}
+        for name, nodes in self.input_fields().items():
+            new = tuple(map(change, nodes))
+            if any(one is not other for one, other in zip(new, nodes, strict=True)):
+                changes[name] = new if isinstance(getattr(self, name), tuple) else new[0]
+        if not changes:
+            return self
+        node: Node = dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return node
+
     def element_spec(self) -> Spec:
         """Return the spec of the elements; by default the spec of the first one.
 
@@ -430,7 +452,7 @@ class Node(ABC):
         To compute it, the node takes no elements of a data service's job, computes no other
         elements ahead, and fills no buffers and no caches.
         """
-        return self
+        return self.with_inputs(lambda node: node.sample())
 
     def first(self) -> Any:
         """Return the first element of a pass of :meth:`sample`.
@@ -457,6 +479,19 @@ class Node(ABC):
     def on_device(self) -> bool:
         """True if elements are in GPU memory, on the stream of the thread that takes them."""
         return False
+
+    def entropy(self, seed: int | None, of_pass: tuple[int, ...], epoch: int) -> tuple[int, ...]:
+        """Return the seed of an epoch's random numbers.
+
+        Args:
+            seed: The seed that the user gave.
+            of_pass: The seed of the pass, in place of one by the user.
+            epoch: The epoch.
+        """
+        if seed is not None:
+            return seed, epoch
+        # Of the description as text alone, so that a state means the same to another process.
+        return *of_pass, crc32(self.summary().encode()), epoch
 
     def summary(self) -> str:
         """Return the description as text, equal in every process that runs the same script."""
@@ -640,13 +675,6 @@ class UnaryNode(Node):
         length = self.indexed_length()
         return self.parent.source_length() if length is None else length
 
-    def sample(self) -> Node:
-        parent = self.parent.sample()
-        if parent is self.parent:
-            return self
-        node: Node = dataclasses.replace(self, parent=parent)  # type: ignore[type-var]
-        return node
-
     def element_spec(self) -> Spec:
         return self.parent.element_spec()
 
@@ -756,6 +784,7 @@ class StageTimes:
         self._local = threading.local()
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
+        """Return an iterator over a node to use in place of the given one."""
         name = node.method_name()
         stage = self._stages.get(name)
         if stage is None:
@@ -796,9 +825,7 @@ class _NodeTiming:
 
 
 def _depth(node: Node) -> int:
-    parent = getattr(node, "parent", None)
-    below: tuple[Node, ...] = getattr(node, "parents", ()) if parent is None else (parent,)
-    return 1 + max(map(_depth, below), default=0)
+    return 1 + max(map(_depth, node.inputs()), default=0)
 
 
 class TimedIterator(UnaryIterator):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 from bisect import bisect_right
@@ -58,13 +57,6 @@ class SeveralNode(Node):
     @property
     def has_static_spec(self) -> bool:
         return all(parent.has_static_spec for parent in self.parents)
-
-    def sample(self) -> Node:
-        parents = tuple(parent.sample() for parent in self.parents)
-        if all(one is other for one, other in zip(parents, self.parents, strict=True)):
-            return self
-        node: Node = dataclasses.replace(self, parents=parents)  # type: ignore[type-var]
-        return node
 
     def summary(self) -> str:
         shown = [parent.summary() for parent in self.parents]

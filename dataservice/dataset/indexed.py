@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Self
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,9 +243,7 @@ class Random(Endless):
         if not self.rerandomize_each_iteration:
             assert self.seed is not None
             return _Drawn((self.seed,)).at
-        if self.seed is None:
-            return _Drawn((*context.seed, crc32(self.summary().encode()), epoch)).at
-        return _Drawn((self.seed, epoch)).at
+        return _Drawn(self.entropy(self.seed, context.seed, epoch)).at
 
     def _iterate(self, context: Context) -> ElementIterator:
         return _RandomIterator(self._fixed, IndexReader(1, context.share))
@@ -477,26 +474,35 @@ class Take(UnaryNode):
         return parent if self.count == -1 else TakeIterator(parent, self.count)
 
 
-class TakeIterator(UnaryIterator):
-    """One pass."""
+class _CountingIterator(UnaryIterator):
+    """A pass that counts elements.
 
-    def __init__(self, parent: ElementIterator, count: int) -> None:
+    Args:
+        parent: The pass over the node below.
+        number: The count at the beginning.
+    """
+
+    def __init__(self, parent: ElementIterator, number: int) -> None:
         super().__init__(parent)
-        self._left = count
-
-    def __next__(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        element = next(self._parent)
-        self._left -= 1
-        return element
+        self._number = number
 
     def get_state(self) -> tuple[int, Any]:
-        return self._left, super().get_state()
+        return self._number, super().get_state()
 
     def set_state(self, state: tuple[int, Any]) -> None:
-        self._left, below = state
+        self._number, below = state
         super().set_state(below)
+
+
+class TakeIterator(_CountingIterator):
+    """One pass. Its number is the number of elements that are left."""
+
+    def __next__(self) -> Any:
+        if not self._number:
+            raise StopIteration
+        element = next(self._parent)
+        self._number -= 1
+        return element
 
 
 @dataclass(frozen=True)
@@ -533,27 +539,16 @@ class Skip(UnaryNode):
         return SkipIterator(self.parent.iterate(context), self.count)
 
 
-class SkipIterator(UnaryIterator):
-    """One pass."""
-
-    def __init__(self, parent: ElementIterator, count: int) -> None:
-        super().__init__(parent)
-        self._left = count
+class SkipIterator(_CountingIterator):
+    """One pass. Its number is the number of elements to drop; -1 drops all."""
 
     def __next__(self) -> Any:
-        if self._left == -1:
+        if self._number == -1:
             raise StopIteration
-        while self._left:
+        while self._number:
             next(self._parent)
-            self._left -= 1
+            self._number -= 1
         return next(self._parent)
-
-    def get_state(self) -> tuple[int, Any]:
-        return self._left, super().get_state()
-
-    def set_state(self, state: tuple[int, Any]) -> None:
-        self._left, below = state
-        super().set_state(below)
 
 
 SHARD_HINT = -1
@@ -620,28 +615,20 @@ class Shard(UnaryNode):
             )
 
 
-class ShardIterator(UnaryIterator):
-    """One pass."""
+class ShardIterator(_CountingIterator):
+    """One pass. Its number is the number of elements to drop before the next of the shard."""
 
     def __init__(self, parent: ElementIterator, num_shards: int, index: int) -> None:
-        super().__init__(parent)
+        super().__init__(parent, index)
         self._num_shards = num_shards
-        self._skip = index
 
     def __next__(self) -> Any:
-        while self._skip:
+        while self._number:
             next(self._parent)
-            self._skip -= 1
+            self._number -= 1
         element = next(self._parent)
-        self._skip = self._num_shards - 1
+        self._number = self._num_shards - 1
         return element
-
-    def get_state(self) -> tuple[int, Any]:
-        return self._skip, super().get_state()
-
-    def set_state(self, state: tuple[int, Any]) -> None:
-        self._skip, below = state
-        super().set_state(below)
 
 
 @dataclass(frozen=True)
@@ -802,20 +789,9 @@ def _noted(places: Iterator[Place], taken: deque[int]) -> Iterator[Place]:
         yield place
 
 
-class EnumerateIterator(UnaryIterator):
-    """One pass."""
-
-    def __init__(self, parent: ElementIterator, start: int) -> None:
-        super().__init__(parent)
-        self._number = start
+class EnumerateIterator(_CountingIterator):
+    """One pass. Its number is the next one."""
 
     def __next__(self) -> tuple[np.int64, Any]:
         self._number += 1  # also if the element fails: it keeps its number
         return np.int64(self._number - 1), next(self._parent)
-
-    def get_state(self) -> tuple[int, Any]:
-        return self._number, super().get_state()
-
-    def set_state(self, state: tuple[int, Any]) -> None:
-        self._number, below = state
-        super().set_state(below)

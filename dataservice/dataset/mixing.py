@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import threading
 from bisect import bisect_right
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,10 +288,7 @@ class Sample(_Mix):
         if not self.rerandomize:
             assert self.seed is not None
             return (self.seed,)
-        if self.seed is not None:
-            return (self.seed, epoch)
-        # Of the description as text, so that all processes draw the same.
-        return (*seed, crc32(self.summary().encode()), epoch)
+        return self.entropy(self.seed, seed, epoch)
 
     def further(self) -> list[str]:
         shown = [f"weights={self.weights}", f"seed={self.seed}"]
@@ -379,10 +374,6 @@ class Choose(_Mix):
         if 0 in (count, choices):
             return 0
         return choices if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
-
-    def sample(self) -> Node:
-        parents = tuple(parent.sample() for parent in self.parents)
-        return dataclasses.replace(self, parents=parents, choice=self.choice.sample())
 
     def source_length(self) -> int:
         raise self.cannot_be_split("where a choice falls depends on all choices before it")

@@ -123,10 +123,8 @@ class _Rewriting:
         return self._results[id(node)]
 
     def _rewritten(self, node: Node) -> Node:
-        # Nodes of other packages read from a data service, which already has their inputs.
-        if not type(node).__module__.startswith(f"{__package__}."):
-            return node
-        changes = self._changed_inputs(node)
+        node = node.with_inputs(self.result)
+        changes: dict[str, Any] = {}
         if isinstance(node, ParallelMap):
             if node.deterministic is None and self._deterministic is not None:
                 changes["deterministic"] = self._deterministic
@@ -135,17 +133,6 @@ class _Rewriting:
         elif isinstance(node, Interleave) and self._exceeds(node.ahead):
             changes["ahead"] = self._threads
         return dataclasses.replace(node, **changes) if changes else node  # type: ignore[type-var]
-
-    def _changed_inputs(self, node: Node) -> dict[str, Any]:
-        """Return the fields of a node that hold nodes to be replaced, with the new ones."""
-        found: dict[str, Any] = {}
-        for field in dataclasses.fields(node):  # type: ignore[arg-type]
-            value = getattr(node, field.name)
-            inputs = value if isinstance(value, tuple) else (value,)
-            new = tuple(self.result(one) if isinstance(one, Node) else one for one in inputs)
-            if any(one is not other for one, other in zip(new, inputs, strict=True)):
-                found[field.name] = new if isinstance(value, tuple) else new[0]
-        return found
 
     def _exceeds(self, threads: int) -> bool:
         limited = self._threads < sys.maxsize

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -376,13 +375,6 @@ class RejectionResample(UnaryNode):
     def _iterate(self, context: Context) -> ElementIterator:
         return RejectionResampleIterator(self, context)
 
-    def entropy(self, context: Context) -> tuple[int, ...]:
-        """Return the seed of the draws of a pass."""
-        if self.seed is not None:
-            return (self.seed, context.epoch)
-        # Of the description as text alone, so that a state means the same to another process.
-        return (*context.own_seed, crc32(self.summary().encode()), context.epoch)
-
     def class_number(self, element: Any) -> int:
         """Return the class of an element.
 
@@ -403,7 +395,9 @@ class RejectionResampleIterator(UnaryIterator):
     def __init__(self, node: RejectionResample, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
         self._node = node
-        self._random = np.random.default_rng(node.entropy(context))
+        self._random = np.random.default_rng(
+            node.entropy(node.seed, context.own_seed, context.epoch)
+        )
         self._seen = [_SEEN_BEFORE] * len(node.target)
 
     def __next__(self) -> tuple[np.int64, Any]:

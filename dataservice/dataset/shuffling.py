@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import lru_cache
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,10 +171,7 @@ class Shuffle(UnaryNode):
         """Return the seed of the order of an epoch."""
         if not self.reshuffle_each_iteration:
             return (self._fixed if self.seed is None else self.seed,)
-        if self.seed is None:
-            # Of the description as text alone, so that a state means the same to another process.
-            return (*seed, crc32(self.summary().encode()), epoch)
-        return (self.seed, epoch)
+        return self.entropy(self.seed, seed, epoch)
 
 
 class ShuffleIterator(UnaryIterator):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dataservice.auto_shard import worker_index
 from dataservice.consumption import mode_of
 from dataservice.dataset.base import ENDLESS
 from dataservice.dispatch.records import (
@@ -18,7 +18,7 @@ from dataservice.dispatch.records import (
     Worker,
 )
 from dataservice.proto import dataservice_pb2 as pb
-from mpidist.errors import NotFoundError
+from mpidist.errors import InvalidArgumentError, NotFoundError
 
 _STATIC = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
 # Splits are small enough to balance uneven workers at the end, and large enough to be rare.
@@ -46,6 +46,58 @@ def next_split(start: int, period: int, workers: int) -> range:
     largest = _LARGEST if remaining < ENDLESS >> 1 else _LARGEST_OF_ENDLESS
     size = min(max(remaining // (_SPLITS_PER_WORKER * max(workers, 1)), 1), largest)
     return range(start, start + size)
+
+
+_ADDRESS = re.compile(r"(?:(?P<protocol>[^/]*)://)?(?P<host>[^/]+?)(?::(?P<port>\d+|%port%))?")
+
+
+def worker_index(address: str, worker_addresses: Sequence[str]) -> int:
+    """Return the place of a worker in the list of configured addresses.
+
+    An entry without a port, or with ``%port%`` for one, stands for any worker of its host, but for
+    one only. So the caller puts the address there::
+
+        addresses[worker_index(address, addresses)] = address
+
+    Args:
+        address: Of the worker, as ``host:port``, with or without ``protocol://``.
+        worker_addresses: Entries ``host:port``, ``host:%port%`` or ``host``, with or without
+            ``protocol://``, some of them replaced by the addresses of workers.
+
+    Returns:
+        The index of the entry that names the address; without one, of the first that can stand
+        for it.
+
+    Raises:
+        InvalidArgumentError: There is none: the worker is not configured, or others have taken
+            the entries of its host.
+    """
+    entries = [_parts(entry) for entry in worker_addresses]
+    protocol, host, port = _parts(address)
+    there = [
+        number
+        for number, (its_protocol, its_host, _) in enumerate(entries)
+        if its_host == host and (its_protocol == protocol or not (its_protocol and protocol))
+    ]
+    named = [number for number in there if entries[number][2] == port]
+    open_ones = [number for number in there if entries[number][2] in ("", "%port%")]
+    for number in named + open_ones:
+        return number
+    raise InvalidArgumentError(
+        f"data worker {address} is not in DispatcherConfig.worker_addresses "
+        f"{list(worker_addresses)}, or other workers of its host have taken all entries: add it "
+        "to the list, or start it at an address of the list"
+    )
+
+
+def _parts(address: str) -> tuple[str, str, str]:
+    """Protocol, host and port; empty where the address has none."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise InvalidArgumentError(
+            f"{address!r} is not the address of a worker: expected [protocol://]host[:port]"
+        )
+    return found["protocol"] or "", found["host"].lower(), found["port"] or ""
 
 
 class WorkerSlots:

@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataservice.calls import SlowWait, own_metrics
-from dataservice.consumption import (
-    COORDINATED,
-    CROSS_TRAINER,
-    DETERMINISTIC,
-    EXCLUSIVE,
-    FIRST_COME,
-    Mode,
-)
+from dataservice.consumption import COORDINATED, DETERMINISTIC
 from dataservice.options import JobOptions
 from dataservice.payload import Parcel, unpack
 from dataservice.proto import dataservice_pb2 as pb
@@ -577,33 +570,14 @@ def buffer_for(user: str, terms: JobOptions, begin: pb.State | None) -> ElementB
         terms: How the job is read.
         begin: The state at which the iteration begins; None for the beginning of the epoch.
     """
-    return _MAKERS[terms.mode](user, terms, begin)
-
-
-def _make_first_come(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
+    job, index = terms.job, terms.own_index
+    if terms.mode is DETERMINISTIC:
+        return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
+    if terms.mode is COORDINATED:
+        groups = None if begin is None else _in_groups(begin, job.num_consumers)
+        return OrderedBuffer(user, Order(job.num_shards, 1, 0, groups), job.num_consumers, index)
     parts = () if begin is None else begin.parts
     return FirstComeBuffer(user, {part.part: part.start for part in parts})
-
-
-def _make_deterministic(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
-    job, index = terms.job, terms.own_index
-    return OrderedBuffer(user, Order(job.num_shards, job.num_consumers, index, begin))
-
-
-def _make_coordinated(user: str, terms: JobOptions, begin: pb.State | None) -> ElementBuffer:
-    job, index = terms.job, terms.own_index
-    groups = None if begin is None else _in_groups(begin, job.num_consumers)
-    return OrderedBuffer(user, Order(job.num_shards, 1, 0, groups), job.num_consumers, index)
-
-
-# A snapshot has no consumers.
-_MAKERS: dict[Mode, Callable[[str, JobOptions, pb.State | None], ElementBuffer]] = {
-    EXCLUSIVE: _make_first_come,
-    FIRST_COME: _make_first_come,
-    CROSS_TRAINER: _make_first_come,
-    DETERMINISTIC: _make_deterministic,
-    COORDINATED: _make_coordinated,
-}
 
 
 def _in_groups(begin: pb.State, group_size: int) -> pb.State:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dataservice.auto_shard import EvaluatedElsewhere, auto_shard, nodes_below
+from dataservice.auto_shard import auto_shard
 from dataservice.calls import RpcClient, process_name
 from dataservice.dataset.base import (
     INFINITE_CARDINALITY,
@@ -188,7 +188,7 @@ def _packed(node: Node) -> Parcel:
 
 
 def _first_unpicklable(node: Node) -> Node | None:
-    for below in nodes_below(node):
+    for below in node.inputs():
         found = _first_unpicklable(below)
         if found is not None:
             return found
@@ -219,20 +219,16 @@ class _Epochs:
 
 
 @dataclass(frozen=True, eq=False)
-class Distributed(UnaryNode, EvaluatedElsewhere):
+class Distributed(UnaryNode):
     """The elements of another node, evaluated by the workers of a data service.
 
     Attributes:
         parent: The dataset that the workers evaluate.
-        protocol: Protocol of the dispatcher; None for the default one.
-        service: Address of the dispatcher.
         job_name: The job to share; None for a job of this consumer alone.
-        terms: How the job is read.
+        terms: How the job is read, and from which dispatcher.
     """
 
     parent: Node
-    protocol: str | None = field(repr=False)
-    service: str = field(repr=False)
     job_name: str | None
     terms: JobOptions = field(repr=False)
     epochs: _Epochs = field(init=False, repr=False, default_factory=_Epochs)
@@ -255,6 +251,9 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         if alone and job.policy == pb.DYNAMIC and node.indexed_length() is not None:
             return count
         return UNKNOWN_CARDINALITY
+
+    def input_fields(self) -> dict[str, tuple[Node, ...]]:
+        return {}  # the workers evaluate the parent
 
     def element_spec(self) -> Spec:
         return self._local().element_spec()
@@ -297,8 +296,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         return f"{name}, {self.parent.summary()},"
 
     def __reduce__(self) -> tuple[type[Distributed], tuple[Any, ...]]:
-        arguments = (self.parent, self.protocol, self.service, self.job_name, self.terms)
-        return Distributed, arguments
+        return Distributed, (self.parent, self.job_name, self.terms)
 
 
 class DistributedIterator(ElementIterator):
@@ -384,7 +382,7 @@ class DistributedIterator(ElementIterator):
     def _open(self) -> None:
         # On the user's thread, because over mpi the first endpoint starts MPI.
         node = self._node
-        self._endpoint = open_endpoint(node.protocol, peer=node.service)
+        self._endpoint = open_endpoint(node.terms.protocol, peer=node.terms.address)
         self._finalizer = weakref.finalize(self, self._endpoint.close)
 
     def _start(self) -> Fetcher:
@@ -393,7 +391,6 @@ class DistributedIterator(ElementIterator):
         node = self._node
         fetcher = Fetcher(
             self._endpoint,
-            node.service,
             node.job,
             node.registration.dataset_id,
             node.terms,

@@ -241,7 +241,6 @@ class Fetcher:
 
     Args:
         endpoint: Sends the calls. The fetcher closes the endpoint at the end.
-        service: Address of the dispatcher.
         job: Name of the job, for messages.
         dataset_id: Returns the dispatcher's id of the dataset, within a time limit in seconds.
         terms: The options of the consumer.
@@ -256,7 +255,6 @@ class Fetcher:
     def __init__(
         self,
         endpoint: Endpoint,
-        service: str,
         job: str,
         dataset_id: Callable[[RpcClient, float], int],
         terms: JobOptions,
@@ -278,7 +276,9 @@ class Fetcher:
         self._limit = terms.max_outstanding
         self._trainer_id = terms.trainer_id
         self._leases = terms.mode.leases_elements(terms.job)
-        self._dispatcher = RpcClient(endpoint, service, "dispatcher", lambda: self.buffer.closed)
+        self._dispatcher = RpcClient(
+            endpoint, terms.address, "dispatcher", lambda: self.buffer.closed
+        )
         self._heartbeat = Heartbeat(self._dispatcher, self.buffer, terms.mode)
         self._codecs = CodecChoice(terms.compression, endpoint)
         self._tasks: dict[int, _Task] = {}

@@ -208,16 +208,6 @@ def progress(path: str) -> Progress:
     return Progress(metadata, counts, done is not None)
 
 
-def unfinished_streams(path: str) -> list[int]:
-    """Return the streams that a writer has yet to finish.
-
-    Raises:
-        DataLossError: A marker is damaged.
-        NotFoundError: There is no snapshot.
-    """
-    return [stream for stream, counts in enumerate(_finished(path)) if counts is None]
-
-
 def finish(path: str) -> int:
     """Mark a snapshot as complete. Idempotent.
 
@@ -233,7 +223,8 @@ def finish(path: str) -> int:
     counts = tuple(chunks for chunks in finished if chunks is not None)
     if len(counts) < len(finished):
         raise FailedPreconditionError(
-            f"the snapshot {path!r} is not complete: streams {unfinished_streams(path)} are not "
+            f"the snapshot {path!r} is not complete: streams "
+            f"{[stream for stream, chunks in enumerate(finished) if chunks is None]} are not "
             "finished"
         )
     found = progress(path)

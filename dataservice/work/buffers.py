@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
-from dataservice.consumption import (
-    COORDINATED,
-    CROSS_TRAINER,
-    DETERMINISTIC,
-    EXCLUSIVE,
-    FIRST_COME,
-    Mode,
-    mode_of,
-)
+from dataservice.consumption import CROSS_TRAINER, FIRST_COME, mode_of
 from dataservice.dataset import tree
 from dataservice.errors import pack_error
 from dataservice.payload import Parcel, pack_elements
@@ -651,40 +643,17 @@ def buffer_for(
         finished: See the buffer of the mode.
         cache_bytes: Size of the window that trainers share.
     """
-    return _MAKERS[mode_of(lease)](lease, where, finished, cache_bytes)
-
-
-def _make_retaining(
-    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
-) -> ElementBuffer:
+    mode, begin = mode_of(lease), lease.checkpoint
+    if mode is CROSS_TRAINER:
+        return CrossTrainerBuffer(where, begin, cache_bytes)
+    if mode is FIRST_COME:
+        used = RangeSet([0, lease.start])
+        used.update(RangeSet(lease.used.bounds))
+        held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
+        retains = lease.delivery != pb.AT_MOST_ONCE
+        return FirstComeBuffer(where, begin, finished, used, held, retains)
     limit = AHEAD_BYTES // max(lease.num_parts, 1)
-    return RetainingBuffer(where, lease.checkpoint, finished, max(lease.num_consumers, 1), limit)
-
-
-def _make_first_come(
-    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
-) -> ElementBuffer:
-    used = RangeSet([0, lease.start])
-    used.update(RangeSet(lease.used.bounds))
-    held = {each.client_id: RangeSet(each.ranges.bounds) for each in lease.held}
-    retains = lease.delivery != pb.AT_MOST_ONCE
-    return FirstComeBuffer(where, lease.checkpoint, finished, used, held, retains)
-
-
-def _make_cross_trainer(
-    lease: pb.Task, where: str, finished: Callable[[], None], cache_bytes: int
-) -> ElementBuffer:
-    return CrossTrainerBuffer(where, lease.checkpoint, cache_bytes)
-
-
-# A snapshot has a stream in place of a buffer.
-_MAKERS: dict[Mode, Callable[[pb.Task, str, Callable[[], None], int], ElementBuffer]] = {
-    EXCLUSIVE: _make_retaining,
-    DETERMINISTIC: _make_retaining,
-    COORDINATED: _make_retaining,
-    FIRST_COME: _make_first_come,
-    CROSS_TRAINER: _make_cross_trainer,
-}
+    return RetainingBuffer(where, begin, finished, max(lease.num_consumers, 1), limit)
 
 
 def _fitting(sizes: Iterable[int], most: int) -> int:

@@ -59,7 +59,6 @@ class Script:
             request.state.parts.add(part=part, start=start)
         self.fetcher = Fetcher(
             open_endpoint("inproc"),
-            self.address,
             "a job",
             Registration(Dataset.range(1).node).dataset_id,
             options,

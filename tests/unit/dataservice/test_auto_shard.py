@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import SHARD_HINT, Dataset, DispatcherConfig, ShardingPolicy
-from dataservice.auto_shard import EvaluatedElsewhere, auto_shard, worker_index
+from dataservice.auto_shard import auto_shard
 from dataservice.dataset.base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Context
 from dataservice.dataset.indexed import Map
+from dataservice.dispatch.scheduler import worker_index
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 OFF, DYNAMIC, FILE, DATA, FILE_OR_DATA, HINT = ShardingPolicy
@@ -148,8 +149,9 @@ def test_what_cannot_be_divided_by_files(folder):
 
 
 def test_nothing_is_rewritten_below_what_others_evaluate(folder):
-    class Remote(Map, EvaluatedElsewhere):
-        pass
+    class Remote(Map):
+        def input_fields(self):
+            return {}
 
     lines = Dataset.from_files(folder(3))
     with pytest.raises(NotFoundError, match="unshardable"):
