@@ -257,26 +257,13 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Send workers the tasks to begin and the tasks and clients to forget. Log losses.
-
-        The answers to heartbeats name the tasks of saves, some at a time.
-        """
+        """Send workers the tasks to begin and the tasks and clients to forget. Log losses."""
         outcome = self._outcome.take()
         # Changes that came during the commit are for the next one.
         self._outcome.changed = outcome.changed
         for loss in outcome.losses:
             logger.warning("%s", loss)
-        updates: dict[str, pb.TasksUpdate] = {}
-        for removal in outcome.removals:
-            updates.setdefault(removal.worker, pb.TasksUpdate()).forget.append(removal.task_id)
-        for task in outcome.leased:
-            if not task.part.iteration.job.mode.writes_snapshot:
-                updates.setdefault(task.worker.address, pb.TasksUpdate()).begin.append(task.id)
-        for departure in outcome.departures:
-            updates.setdefault(departure.worker, pb.TasksUpdate()).departures.add(
-                client_id=departure.client_id, task_id=departure.task_id, used=departure.used
-            )
-        for worker, update in updates.items():
+        for worker, update in outcome.updates.items():
             self.notify(worker, "UpdateTasks", update)
 
 

@@ -394,36 +394,6 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Removal:
-    """A task that a worker shall forget.
-
-    Attributes:
-        task_id: The task.
-        worker: The address of the worker.
-    """
-
-    task_id: int
-    worker: str
-
-
-@dataclass(frozen=True)
-class Departure:
-    """A client that is gone.
-
-    Attributes:
-        client_id: The client.
-        task_id: A task from which it read.
-        worker: Address of the task's worker.
-        used: Bounds of the elements of the task's part that have been used.
-    """
-
-    client_id: int
-    task_id: int
-    worker: str
-    used: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Timeouts:
     """Silence, in s, after which a worker is lost, a client gone, an iteration forgotten."""
 
@@ -449,17 +419,17 @@ class Outcome:
 
     Attributes:
         changed: Records by kind and id; None if they are gone.
-        removals: Tasks that workers shall forget.
-        leased: Tasks that workers shall begin.
-        departures: Clients that workers shall forget.
+        updates: The tasks to begin and the tasks and clients to forget, by the worker's address.
         losses: Messages for the log about workers and clients that were lost at work.
     """
 
     changed: dict[Key, Record | None] = field(default_factory=dict)
-    removals: list[Removal] = field(default_factory=list)
-    leased: list[Task] = field(default_factory=list)
-    departures: list[Departure] = field(default_factory=list)
+    updates: dict[str, pb.TasksUpdate] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
+
+    def update_of(self, worker: Worker) -> pb.TasksUpdate:
+        """Return the update of a worker, to be added to."""
+        return self.updates.setdefault(worker.address, pb.TasksUpdate())
 
     def touch(self, record: Record) -> None:
         """Note that a record is new or has changed."""
@@ -472,14 +442,12 @@ class Outcome:
     def add(self, later: Outcome) -> None:
         """Add later changes."""
         self.changed.update(later.changed)
-        self.removals += later.removals
-        self.leased += later.leased
-        self.departures += later.departures
+        for worker, update in later.updates.items():
+            self.updates.setdefault(worker, pb.TasksUpdate()).MergeFrom(update)
         self.losses += later.losses
 
     def take(self) -> Outcome:
         """Return the changes, and begin anew."""
-        taken = Outcome(self.changed, self.removals, self.leased, self.departures, self.losses)
-        self.changed, self.removals, self.leased = {}, [], []
-        self.departures, self.losses = [], []
+        taken = Outcome(self.changed, self.updates, self.losses)
+        self.changed, self.updates, self.losses = {}, {}, []
         return taken

@@ -13,7 +13,6 @@ from dataservice.consumption import SNAPSHOT, mode_of
 from dataservice.dispatch.records import (
     Client,
     Dataset,
-    Departure,
     Iteration,
     Job,
     Outcome,
@@ -684,9 +683,8 @@ class Registry:
 
     def _announce_departure(self, client_id: int, task: Task) -> None:
         if task.running and not task.lost:
-            used = tuple(task.part.used.bounds)
-            self._outcome.departures.append(
-                Departure(client_id, task.id, task.worker.address, used)
+            self._outcome.update_of(task.worker).departures.add(
+                client_id=client_id, task_id=task.id, used=task.part.used.bounds
             )
 
     def _take_report(self, client: Client, request: pb.ClientRequest) -> None:

@@ -13,7 +13,6 @@ from dataservice.dispatch.records import (
     Iteration,
     Outcome,
     Part,
-    Removal,
     Task,
     Worker,
 )
@@ -307,7 +306,9 @@ class Scheduler:
         part.task = Task(next(self._ids), part, worker)
         part.attempts += 1
         self.tasks[part.task.id] = part.task
-        self._outcome.leased.append(part.task)
+        if not part.iteration.job.mode.writes_snapshot:
+            # The answers to heartbeats name the tasks of saves, some at a time.
+            self._outcome.update_of(worker).begin.append(part.task.id)
         part.slot = -1
         if worker.address not in part.iteration.served:
             part.iteration.served.add(worker.address)
@@ -321,7 +322,7 @@ class Scheduler:
         task.part.iteration.version += 1
         self._outcome.touch(task.part)
         if notify and task.running:
-            self._outcome.removals.append(Removal(task.id, task.worker.address))
+            self._outcome.update_of(task.worker).forget.append(task.id)
 
 
 def _has_part_for_each_slot(terms: pb.Terms) -> bool:

@@ -124,3 +124,18 @@ def places(told):
 def waiting(told):
     """Return the places, the tasks to settle, and the number of waiting parts of a response."""
     return places(told), list(told.settle), told.waiting
+
+
+def begun(outcome):
+    """Return the tasks that workers shall begin, each with the address of its worker."""
+    return [(task, address) for address, each in outcome.updates.items() for task in each.begin]
+
+
+def forgotten(outcome):
+    """Return the tasks that workers shall forget, each with the address of its worker."""
+    return [(task, address) for address, each in outcome.updates.items() for task in each.forget]
+
+
+def departures(outcome):
+    """Return the clients that workers shall forget."""
+    return [one for each in outcome.updates.values() for one in each.departures]

@@ -3,11 +3,19 @@
 from collections import Counter
 
 import pytest
-from _cases.data_registry import TIMEOUTS, Play, address_of, places, ranges, terms_of
+from _cases.data_registry import (
+    TIMEOUTS,
+    Play,
+    address_of,
+    departures,
+    forgotten,
+    places,
+    ranges,
+    terms_of,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataservice.dispatch.records import Removal
 from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import (
@@ -136,7 +144,7 @@ def test_who_comes_late_to_a_named_iteration_finds_it_finished():
     (task,) = play.start(client)
     play.registry.finish_task(task, 2)
     outcome = play.leave(client, now=1, used=ranges(p0=[0, 2]))
-    assert outcome.removals == [Removal(task, address_of(1))]
+    assert forgotten(outcome) == [(task, address_of(1))]
     late = play.beat(play.join_shared())
     assert (late.finished, places(late)) == (True, [])
     assert not play.beat(play.join_shared(repetition=1)).finished
@@ -146,10 +154,10 @@ def test_the_last_word_of_a_task_may_come_after_the_last_client_has_left():
     play = Play(workers=1)
     client = play.join_shared()
     (task,) = play.start(client)
-    assert play.leave(client, 1, used=ranges(p0=[0, 2])).removals == []
-    for expected in ([Removal(task, address_of(1))], []):
+    assert forgotten(play.leave(client, 1, used=ranges(p0=[0, 2]))) == []
+    for expected in ([(task, address_of(1))], []):
         play.registry.finish_task(task, 2)
-        assert play.registry.take_outcome().removals == expected
+        assert forgotten(play.registry.take_outcome()) == expected
 
 
 def test_an_iteration_without_workers_has_not_finished():
@@ -201,20 +209,20 @@ def test_leaving_a_job_of_ones_own_forgets_it():
     tasks = play.start(client)
     play.registry.take_outcome()
     outcome = play.leave(client, 1)
-    assert {removal.task_id for removal in outcome.removals} == set(tasks)
+    assert {task for task, _ in forgotten(outcome)} == set(tasks)
     assert set(outcome.changed.values()) == {None}
     with pytest.raises(NotFoundError, match="not known: it has left"):
         play.beat(client)
     with pytest.raises(NotFoundError, match=f"unknown task {tasks[0]}"):
         play.registry.start_task(tasks[0])
     assert play.heartbeat(play.workers[0], 2, [tasks[0]]) == [tasks[0]]
-    assert play.leave(client, 3).removals == []
+    assert forgotten(play.leave(client, 3)) == []
     assert play.registry.jobs.by_id == play.registry.jobs.iterations == play.registry.clients == {}
 
 
 def test_a_worker_that_has_not_begun_a_task_is_not_told_to_forget_it():
     play = Play(workers=1)
-    assert play.leave(play.join()).removals == []
+    assert forgotten(play.leave(play.join())) == []
 
 
 def test_a_named_iteration_outlives_its_consumers_for_a_while():
@@ -222,10 +230,10 @@ def test_a_named_iteration_outlives_its_consumers_for_a_while():
     client = play.join_shared()
     (task,) = play.start(client)
     outcome = play.leave(client, now=1, used=ranges(p0=[0, 2]))
-    assert outcome.removals == []
-    (departure,) = outcome.departures
+    assert forgotten(outcome) == []
+    (departure,) = departures(outcome)
     assert (departure.client_id, departure.task_id) == (client.id, task)
-    assert departure.used == (0, 2)
+    assert departure.used == [0, 2]
     play.heartbeat(play.workers[0], 30, [task])
     play.registry.expire(now=31)
     back = play.join_shared(now=31)
@@ -233,7 +241,7 @@ def test_a_named_iteration_outlives_its_consumers_for_a_while():
     play.leave(back, now=32)
     play.heartbeat(play.workers[0], 63, [task])
     play.registry.expire(now=63)
-    assert play.registry.take_outcome().removals == [Removal(task, address_of(1))]
+    assert forgotten(play.registry.take_outcome()) == [(task, address_of(1))]
     assert play.registry.jobs.iterations == {}
 
 
@@ -244,9 +252,9 @@ def test_silent_clients_are_gone():
     play.beat(client, now=15)
     play.heartbeat(play.workers[0], 35)
     play.registry.expire(now=35)
-    assert play.registry.take_outcome().removals == []
+    assert forgotten(play.registry.take_outcome()) == []
     play.registry.expire(now=36)
-    assert len(play.registry.take_outcome().removals) == 1
+    assert len(forgotten(play.registry.take_outcome())) == 1
     with pytest.raises(NotFoundError, match="silent for 20 s"):
         play.beat(client, 36)
 

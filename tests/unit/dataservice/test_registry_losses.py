@@ -3,7 +3,16 @@
 from collections import Counter
 
 import pytest
-from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
+from _cases.data_registry import (
+    Play,
+    address_of,
+    departures,
+    forgotten,
+    places,
+    ranges,
+    terms_of,
+    waiting,
+)
 
 from dataservice.dispatch.records import AWAY_S
 from dataservice.proto import dataservice_pb2 as pb
@@ -80,8 +89,8 @@ def test_a_new_worker_relieves_those_that_have_most():
     moved = [part for part, port in places(told) if port == 3]
     assert sorted(Counter(port for _, port in places(told)).values()) == [2, 2, 3]
     assert len(moved) == 2
-    removals = play.registry.take_outcome().removals
-    assert {removal.task_id for removal in removals} == {old[part] for part in moved}
+    removals = forgotten(play.registry.take_outcome())
+    assert {task for task, _ in removals} == {old[part] for part in moved}
     stayed = {task.part: task.task_id for task in told.tasks if task.part not in moved}
     assert stayed.items() <= old.items()
 
@@ -168,9 +177,9 @@ def test_who_leaves_needs_not_settle_and_gives_back_what_it_held():
     play.join_shared()
     outcome = play.leave(clients[0], used=ranges(p0=[0, 1]))
     assert task.part.held == {}
-    departures = {each.task_id: each for each in outcome.departures}
-    assert departures[task.id].client_id == clients[0].id
-    assert departures[task.id].used == (0, 1)
+    gone = {each.task_id: each for each in departures(outcome)}
+    assert gone[task.id].client_id == clients[0].id
+    assert gone[task.id].used == [0, 1]
 
 
 def test_if_the_last_consumer_leaves_before_it_settles_the_next_one_finds_the_part():
@@ -372,7 +381,7 @@ def test_one_whose_process_is_gone_is_given_up_when_another_one_waits(delivery):
     version = play.beat(one, now=AWAY_S + 1, at_end=True).version
     play.registry.expire(AWAY_S + 2)
     assert two.id not in play.registry.clients
-    (departure,) = play.registry.take_outcome().departures
+    (departure,) = departures(play.registry.take_outcome())
     assert departure.client_id == two.id
     assert play.beat(one, now=AWAY_S + 2).version > version
 
@@ -408,7 +417,7 @@ def test_what_a_worker_keeps_for_one_that_is_gone_is_given_back():
     holders = [pb.Holders(task_id=task, client_ids=[client.id, 77]), pb.Holders(task_id=99)]
     request = pb.WorkerRequest(worker_id=play.workers[0].id, task_ids=[task], holders=holders)
     play.registry.heartbeat_worker(request, 1.0)
-    (departure,) = play.registry.take_outcome().departures
+    (departure,) = departures(play.registry.take_outcome())
     assert (departure.client_id, departure.task_id) == (77, task)
 
 

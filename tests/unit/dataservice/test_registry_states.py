@@ -1,7 +1,7 @@
 """Iterations that begin at a state, and jobs that are set back to a state."""
 
 import pytest
-from _cases.data_registry import Play, places, ranges, terms_of
+from _cases.data_registry import Play, forgotten, places, ranges, terms_of
 
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import InvalidArgumentError, NotFoundError
@@ -114,7 +114,7 @@ def test_a_state_takes_the_job_back():
     assert new[0].iteration is new[1].iteration
     assert new[0].iteration is not old[0].iteration
     outcome = play.registry.take_outcome()
-    assert {removal.task_id for removal in outcome.removals} == set(tasks)
+    assert {task for task, _ in forgotten(outcome)} == set(tasks)
     assert outcome.changed["iteration", old[0].iteration.id] is None
     for client in old:
         with pytest.raises(NotFoundError, match="taken its job back to a state"):

@@ -3,9 +3,17 @@
 import re
 
 import pytest
-from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
+from _cases.data_registry import (
+    Play,
+    address_of,
+    begun,
+    forgotten,
+    places,
+    ranges,
+    terms_of,
+    waiting,
+)
 
-from dataservice.dispatch.records import Removal
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
@@ -142,16 +150,16 @@ def test_workers_forget_what_they_are_told_to_forget():
     client = play.join()
     (task,) = play.start(client)
     assert play.heartbeat(play.workers[0], 1, [task, 999]) == [999]
-    assert play.leave(client).removals == [Removal(task, address_of(1))]
+    assert forgotten(play.leave(client)) == [(task, address_of(1))]
     assert play.heartbeat(play.workers[0], 1, [task]) == [task]
 
 
 def test_workers_are_told_which_tasks_to_begin():
     play = Play(2)
     client = play.join_ordered(shards=4)
-    leased = play.registry.take_outcome().leased
+    leased = begun(play.registry.take_outcome())
     tasks = {task.task_id: task.worker for task in play.beat(client).tasks}
-    assert {task.id: task.worker.address for task in leased} == tasks
+    assert dict(leased) == tasks
     for number, worker in enumerate(play.workers, 1):
         mine = [task for task, address in tasks.items() if address == address_of(number)]
         assert len(mine) == 2
@@ -160,6 +168,5 @@ def test_workers_are_told_which_tasks_to_begin():
         play.registry.start_task(mine[0])
         assert play.registry.tasks_to_begin(worker.id, 0) == mine[1:]
     play.lose(play.workers[0])
-    moved = {task.part.number for task in play.registry.take_outcome().leased}
-    assert len(moved) == 2
+    assert len(begun(play.registry.take_outcome())) == 2
     assert len(play.registry.tasks_to_begin(play.workers[1].id, 0)) == 3
