@@ -27,17 +27,16 @@ class Mode:
         number: The number of the mode in messages.
         has_fixed_parts: True if the terms give the number of parts. Otherwise the number of parts
             depends on the workers.
-        moves_parts: True if a part may move to a worker that has fewer parts.
         has_consumer_index: True if each consumer has an index and reads elements of every part. A
             part then goes only to workers that all consumers can read from. Otherwise a consumer
             that cannot read a part would wait for ever.
         seeks: True if consumers request elements by index. A worker retains elements until all
             consumers have consumed them, so after its loss consumers repeat their requests to the
-            part's next worker. False if the worker chooses the elements. The dispatcher then tells
-            the worker when a consumer leaves.
+            part's next worker. Consumers have states, because each knows the position of the
+            iteration in every part. False if the worker chooses the elements. The dispatcher then
+            tells the worker when a consumer leaves.
         is_first_come: True if each element goes to the consumer that asks first. Consumers then
             report ranges of consumed elements. Otherwise they report a position in each part.
-        has_states: True if a consumer knows the position of the iteration in every part.
         is_default: True if the mode needs no option but the job's name. Messages may then omit the
             name of the mode.
         writes_snapshot: True if workers write the elements to disk, and there are no consumers.
@@ -46,11 +45,9 @@ class Mode:
 
     number: ClassVar[pb.Consumption]
     has_fixed_parts: ClassVar[bool] = False
-    moves_parts: ClassVar[bool] = True
     has_consumer_index: ClassVar[bool] = False
     seeks: ClassVar[bool] = False
     is_first_come: ClassVar[bool] = False
-    has_states: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     writes_snapshot: ClassVar[bool] = False
     fixed_terms: ClassVar[tuple[str, ...]] = ("num_shards",)
@@ -107,7 +104,6 @@ class _Ordered(Mode):
     has_fixed_parts = True
     has_consumer_index = True
     seeks = True
-    has_states = True
 
     def check(self, options: JobOptions) -> None:
         if options.delivery == "at_most_once":
@@ -135,7 +131,6 @@ class _Exclusive(Mode):
     number = pb.EXCLUSIVE
     is_default = True
     seeks = True
-    has_states = True
 
     def complete(self, terms: pb.Terms, options: JobOptions) -> None:
         terms.num_consumers = 1
@@ -221,8 +216,6 @@ class _Snapshot(Mode):
 
     number = pb.SNAPSHOT
     has_fixed_parts = True
-    # To move a stream costs more than it gains: the next worker starts at the last commit.
-    moves_parts = False
     writes_snapshot = True
 
     def takes_strides(self, lease: pb.Task) -> bool:

@@ -393,9 +393,20 @@ class Node(ABC):
         Raises:
             UnimplementedError: The node cannot be split between workers.
         """
+        return self.indexed_only("its parts depend on each other")
+
+    def indexed_only(self, why: str) -> int:
+        """Return the length of an indexed node.
+
+        Args:
+            why: The reason why the node cannot be split if it is not indexed.
+
+        Raises:
+            UnimplementedError: The node is not indexed.
+        """
         length = self.indexed_length()
         if length is None:
-            raise self.cannot_be_split("its parts depend on each other")
+            raise self.cannot_be_split(why)
         return length
 
     def cannot_be_split(self, why: str) -> UnimplementedError:
@@ -705,21 +716,12 @@ class UnaryNode(Node):
                 "prefetch_to_device last"
             )
 
-    def indexed_only(self) -> int:
-        """Return the length of the node, which must be indexed.
-
-        Transformations that count the elements of the whole sequence, such as ``take``, call it.
-
-        Raises:
-            UnimplementedError: The node is not indexed.
-        """
-        length = self.indexed_length()
-        if length is None:
-            raise self.cannot_be_split(
-                f"each would apply {self.method_name()} to its own part; call it before "
-                "transformations that drop, flatten or group elements, and before a small shuffle"
-            )
-        return length
+    def counted_length(self) -> int:
+        """Return :meth:`indexed_only` of a transformation that counts all elements, as ``take``."""
+        return self.indexed_only(
+            f"each would apply {self.method_name()} to its own part; call it before "
+            "transformations that drop, flatten or group elements, and before a small shuffle"
+        )
 
 
 class FunctionNode(UnaryNode):

@@ -83,13 +83,10 @@ class Cache(UnaryNode):
                 "every worker would write only its own part into the file; use cache() without "
                 "a file name, or save once with distributed_save()"
             )
-        length = self.indexed_length()
-        if length is None:
-            raise self.cannot_be_split(
-                "elements are cached by their index; call cache before transformations that drop, "
-                "shuffle, mix, flatten or group elements"
-            )
-        return length
+        return self.indexed_only(
+            "elements are cached by their index; call cache before transformations that drop, "
+            "shuffle, mix, flatten or group elements"
+        )
 
     def sample(self) -> Node:
         # The elements of the node below are alike, and the cache stays as it is.

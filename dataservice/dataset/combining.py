@@ -199,13 +199,10 @@ class Zip(SeveralNode):
         return None if lengths is None else min(lengths)
 
     def source_length(self) -> int:
-        length = self.indexed_length()
-        if length is None:
-            raise self.cannot_be_split(
-                "elements that belong together would go to different workers; call zip before "
-                "transformations that drop, flatten or group elements, and before a small shuffle"
-            )
-        return length
+        return self.indexed_only(
+            "elements that belong together would go to different workers; call zip before "
+            "transformations that drop, flatten or group elements, and before a small shuffle"
+        )
 
     def element_spec(self) -> Spec:
         specs = [parent.element_spec() for parent in self.parents]

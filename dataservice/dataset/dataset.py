@@ -49,7 +49,7 @@ from dataservice.dataset.indexed import (
 )
 from dataservice.dataset.mixing import Choose, Sample
 from dataservice.dataset.options import Options, with_options_applied
-from dataservice.dataset.readers import Files, Generator, Indexed, matching_files
+from dataservice.dataset.readers import Files, Generator, Indexed, Load, matching_files
 from dataservice.dataset.sequential import (
     Filter,
     IgnoreErrors,
@@ -320,8 +320,6 @@ class Dataset:
             TypeError: ``reader_func`` is not callable, or does not return a Dataset.
             ValueError: ``reader_func`` is given together with ``wait=True``.
         """
-        from dataservice.dataset.readers import Load
-
         if reader_func is not None and wait:
             raise ValueError(
                 "load takes either reader_func or wait=True: the shards are known when the save "
@@ -1167,17 +1165,20 @@ class Dataset:
             Exception: Any error of a function of the dataset. :meth:`load` reports it, too, unless
                 the save can be resumed.
         """
-        from dataservice.snapshot.save import save, save_with_checkpoints  # a layer above
+        from dataservice.snapshot.save import save  # a layer above
 
         folder = check_path("save", "path", path)
         shards = whole_or_none("save", "num_shards", num_shards)
         if shard_func is not None:
             check_callable("save", "shard_func", shard_func)
-        if checkpoint_args is None:
-            save(self, folder, shards, shard_func)
-        else:
-            interval = _checkpoint_interval(checkpoint_args)
-            save_with_checkpoints(self, folder, shards, shard_func, interval)
+        save(
+            self,
+            folder,
+            shards,
+            shard_func,
+            checkpoints=checkpoint_args is not None,
+            interval=None if checkpoint_args is None else _checkpoint_interval(checkpoint_args),
+        )
 
     # Properties
 

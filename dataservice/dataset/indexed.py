@@ -464,7 +464,7 @@ class Take(UnaryNode):
         return below if below < 0 else min(below, self.count)
 
     def source_length(self) -> int:
-        return self.parent.source_length() if self.count == -1 else self.indexed_only()
+        return self.parent.source_length() if self.count == -1 else self.counted_length()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         return self.parent.read(places, context)
@@ -529,7 +529,7 @@ class Skip(UnaryNode):
         return below if below < 0 else max(below - self.count, 0)
 
     def source_length(self) -> int:
-        return self.indexed_only()
+        return self.counted_length()
 
     def _read(self, places: Iterator[Place], context: Context) -> ElementIterator:
         count = self.count
@@ -593,7 +593,7 @@ class Shard(UnaryNode):
 
     def source_length(self) -> int:
         self._check_filled_in()
-        return self.indexed_only()
+        return self.counted_length()
 
     def _indices(self, count: int) -> range:
         """Return the indices of the shard among the indices of the node below."""
@@ -749,7 +749,7 @@ class Enumerate(UnaryNode):
         return self.parent.indexed_length()
 
     def source_length(self) -> int:
-        return self.indexed_only()
+        return self.counted_length()
 
     def element_spec(self) -> Spec:
         return ArraySpec((), np.int64), self.parent.element_spec()

@@ -249,14 +249,11 @@ class Sample(_Mix):
         return min(sum(length for length, weight in pairs if weight), ENDLESS)
 
     def source_length(self) -> int:
-        length = self.indexed_length()
-        if length is None:
-            raise self.cannot_be_split(
-                "elements are drawn by their index, which needs stop_on_empty_dataset=False; "
-                "call sample_from_datasets before transformations that drop, flatten or group "
-                "elements, and before a small shuffle"
-            )
-        return length
+        return self.indexed_only(
+            "elements are drawn by their index, which needs stop_on_empty_dataset=False; "
+            "call sample_from_datasets before transformations that drop, flatten or group "
+            "elements, and before a small shuffle"
+        )
 
     @property
     def same_every_epoch(self) -> bool:

@@ -66,7 +66,7 @@ class Window(UnaryNode):
         return None if below is None else self._count(below)
 
     def source_length(self) -> int:
-        return self.indexed_only()
+        return self.counted_length()
 
     def element_spec(self) -> Spec:
         """Return the type of a dataset for each array of an element of the node below."""

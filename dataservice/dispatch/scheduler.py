@@ -227,7 +227,9 @@ class Scheduler:
         self._outcome.touch(iteration)
         terms, mode = iteration.job.terms, iteration.job.mode
         if mode.has_fixed_parts:
-            while mode.moves_parts and load and max(load.values()) > load[worker.id] + 1:
+            # To move a stream costs more than it gains: the next worker starts at the last commit.
+            moves = not mode.writes_snapshot
+            while moves and load and max(load.values()) > load[worker.id] + 1:
                 busiest = max(load, key=lambda key: load[key])
                 task = next(
                     t for t in iteration.tasks if t.worker.id == busiest and not t.part.finished

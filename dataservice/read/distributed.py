@@ -345,7 +345,7 @@ class DistributedIterator(ElementIterator):
             UnimplementedError: Consumers share the elements in no fixed order, so that none knows
                 the positions of the others.
         """
-        if not self._node.terms.mode.has_states:
+        if not self._node.terms.mode.seeks:
             raise UnimplementedError(
                 f"the consumers of {self._node.job} share elements in no fixed order, so there "
                 "is no state of one of them: give distribute() deterministic=True, "

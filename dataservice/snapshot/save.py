@@ -40,98 +40,90 @@ def save(
     num_shards: int | None = None,
     shard_func: Callable[..., Any] | None = None,
     *,
+    checkpoints: bool = False,
+    interval: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Write the elements of an iteration to disk; see :meth:`Dataset.save`.
 
     Args:
         dataset: The dataset.
-        path: The folder. It may exist if it is empty.
+        path: The folder. It may exist if it is empty. With checkpoints it may contain an unfinished
+            save of the same dataset, which is resumed.
         num_shards: The number of streams of files.
         shard_func: Returns the shard of an element.
-        chunk_bytes: The size at which a chunk is committed, so that waiting readers can read it.
-
-    Raises:
-        AlreadyExistsError: The folder contains a snapshot, or other files.
-        FailedPreconditionError: The folder cannot be written.
-        InvalidArgumentError: ``shard_func`` does not return one of the shards.
-        ValueError: The number of shards is below 1.
-        Exception: Any error of the dataset, which readers of the snapshot are told, too.
-    """
-    folder = os.path.abspath(path)
-    shards = _Shards(num_shards, shard_func)
-    metadata.create(folder, shards.count, dataset.node.summary(), spec_for_saving(dataset))
-    try:
-        with _Streams(folder, chunk_bytes) as streams, iter(dataset) as elements:
-            for index, element in enumerate(elements):
-                writer = streams.writer(shards.of(element, index))
-                writer.append(element)
-                if writer.full:
-                    writer.commit(_NO_STATE)
-            streams.finish(_NO_STATE)
-        metadata.finish(folder)
-    except BaseException as error:
-        metadata.fail(folder, error)
-        raise
-
-
-def save_with_checkpoints(
-    dataset: Dataset,
-    path: str | os.PathLike[str],
-    num_shards: int | None = None,
-    shard_func: Callable[..., Any] | None = None,
-    interval: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> None:
-    """Write the elements of an iteration to disk, or resume a save that did not end.
-
-    Args:
-        dataset: The dataset.
-        path: The folder. It may exist if it is empty, or contains an unfinished save of the same
-            dataset.
-        num_shards: The number of streams of files.
-        shard_func: Returns the shard of an element.
+        checkpoints: Whether the save can be resumed after any error. Otherwise readers of the
+            snapshot are told the error.
         interval: The number of elements between checkpoints. None makes one when a chunk is full.
             A resumed save computes the elements of up to two intervals again.
-        chunk_bytes: The size at which a chunk is full.
+        chunk_bytes: The size at which a chunk is full. It is committed, so that waiting readers can
+            read it.
 
     Raises:
-        AlreadyExistsError: The folder contains a complete snapshot, or other files.
+        AlreadyExistsError: The folder contains a complete snapshot, other files, or without
+            checkpoints an unfinished snapshot.
         FailedPreconditionError: The folder cannot be written, or the unfinished save has no
             checkpoints.
-        InvalidArgumentError: The unfinished save is of another dataset, or has another number of
-            shards.
-        UnimplementedError: A source of the dataset has no position.
-        Exception: As :func:`save`. The save can be resumed after any error.
+        InvalidArgumentError: ``shard_func`` does not return one of the shards, or the unfinished
+            save is of another dataset, or has another number of shards.
+        UnimplementedError: With checkpoints: a source of the dataset has no position.
+        ValueError: The number of shards is below 1.
+        Exception: Any error of the dataset.
     """
     folder = os.path.abspath(path)
     shards = _Shards(num_shards, shard_func)
     try:
         metadata.create(folder, shards.count, dataset.node.summary(), spec_for_saving(dataset))
     except AlreadyExistsError as error:
+        if not checkpoints:
+            raise
         _check_resumable(folder, dataset, num_shards, error)
-    with _Streams(folder, chunk_bytes) as streams, iter(dataset) as elements:
-        position = _restore(streams.writers, elements, folder)
-        shards.known = dict(position.shards)
-        counts = dict(position.counts)
-        committed = {stream: writer.elements for stream, writer in enumerate(streams.writers)}
-        record = position.pack()
-        for index, element in enumerate(elements, position.index):
-            stream = shards.of(element, index)
-            counts[stream] = counts.get(stream, 0) + 1
-            if counts[stream] <= committed.get(stream, 0):
-                continue  # committed before the save was interrupted
-            writer = streams.writer(stream)
-            writer.append(element)
-            if writer.full if interval is None else (index + 1) % interval == 0:
-                # Streams are not committed at one instant. So a commit holds the last position
-                # that all of them have passed: a resumed save can begin there, and skip elements.
-                streams.commit(record)
-                state = elements.get_state()
-                record = _Position(index + 1, dict(counts), dict(shards.known), state).pack()
-        streams.finish(record)
-    metadata.finish(folder)
+    try:
+        with _Streams(folder, chunk_bytes) as streams, iter(dataset) as elements:
+            if checkpoints:
+                _write_from_checkpoint(streams, elements, shards, interval)
+            else:
+                _write(streams, elements, shards)
+        metadata.finish(folder)
+    except BaseException as error:
+        if not checkpoints:
+            metadata.fail(folder, error)
+        raise
+
+
+def _write(streams: _Streams, elements: DatasetIterator, shards: _Shards) -> None:
+    """Write all elements."""
+    for index, element in enumerate(elements):
+        writer = streams.writer(shards.of(element, index))
+        writer.append(element)
+        if writer.full:
+            writer.commit(_NO_STATE)
+    streams.finish(_NO_STATE)
+
+
+def _write_from_checkpoint(
+    streams: _Streams, elements: DatasetIterator, shards: _Shards, interval: int | None
+) -> None:
+    """Write the elements that are not committed yet, with a checkpoint after each interval."""
+    position = _restore(streams, elements)
+    shards.known = dict(position.shards)
+    counts = dict(position.counts)
+    committed = {stream: writer.elements for stream, writer in enumerate(streams.writers)}
+    record = position.pack()
+    for index, element in enumerate(elements, position.index):
+        stream = shards.of(element, index)
+        counts[stream] = counts.get(stream, 0) + 1
+        if counts[stream] <= committed.get(stream, 0):
+            continue  # committed before the save was interrupted
+        writer = streams.writer(stream)
+        writer.append(element)
+        if writer.full if interval is None else (index + 1) % interval == 0:
+            # Streams are not committed at one instant. So a commit holds the last position that all
+            # of them have passed: a resumed save can begin there, and skip elements.
+            streams.commit(record)
+            state = elements.get_state()
+            record = _Position(index + 1, dict(counts), dict(shards.known), state).pack()
+    streams.finish(record)
 
 
 def spec_for_saving(dataset: Dataset) -> bytes:
@@ -181,7 +173,7 @@ class _Streams:
 
     def __init__(self, folder: str, chunk_bytes: int) -> None:
         self.writers: list[StreamWriter] = []
-        self._folder = folder
+        self.folder = folder
         self._chunk_bytes = chunk_bytes
         self._stack = ExitStack()
         # Attempts have ascending numbers. Nothing counts the attempts of interrupted saves.
@@ -189,7 +181,7 @@ class _Streams:
 
     def __enter__(self) -> _Streams:
         with self._stack:
-            for stream in range(metadata.read(self._folder).num_streams):
+            for stream in range(metadata.read(self.folder).num_streams):
                 self._open(stream)
             self._stack = self._stack.pop_all()
         return self
@@ -200,7 +192,7 @@ class _Streams:
     def writer(self, stream: int) -> StreamWriter:
         """Return the writer of a stream, which may be the next one that does not exist yet."""
         if stream == len(self.writers):
-            metadata.add_stream(self._folder)
+            metadata.add_stream(self.folder)
             self._open(stream)
         return self.writers[stream]
 
@@ -217,7 +209,7 @@ class _Streams:
             writer.finish(state)
 
     def _open(self, stream: int) -> None:
-        writer = StreamWriter(self._folder, stream, self._attempt, chunk_bytes=self._chunk_bytes)
+        writer = StreamWriter(self.folder, stream, self._attempt, chunk_bytes=self._chunk_bytes)
         self.writers.append(self._stack.enter_context(writer))
 
 
@@ -247,19 +239,19 @@ class _Position:
         return cls(*pickle.loads(state[len(_HEAD) :]))
 
 
-def _restore(writers: list[StreamWriter], elements: DatasetIterator, folder: str) -> _Position:
+def _restore(streams: _Streams, elements: DatasetIterator) -> _Position:
     """Set the iterator to the position from which an interrupted save is resumed, and return it.
 
     Raises:
         FailedPreconditionError: The save was made without checkpoints.
     """
-    states = [writer.state for writer in writers if writer.state is not None]
+    states = [writer.state for writer in streams.writers if writer.state is not None]
     if not states:
         return _Position(0, {}, {}, elements.get_state())
     if not all(state.startswith(_HEAD) for state in states):
         raise FailedPreconditionError(
-            f"the unfinished save in {folder!r} cannot be resumed, because it was begun without "
-            "checkpoint_args or by distributed_save: name another folder, or remove it"
+            f"the unfinished save in {streams.folder!r} cannot be resumed, because it was begun "
+            "without checkpoint_args or by distributed_save: name another folder, or remove it"
         )
     position = max(map(_Position.unpack, states), key=attrgetter("index"))
     elements.set_state(position.state)

@@ -398,7 +398,7 @@ class RetainingBuffer(ElementBuffer):
 
         After the loss of a worker, acknowledged elements may have to be evaluated again first.
         """
-        needed = self.needed
+        needed = self._first_needed()
         while self._elements and self._base < needed:
             self._drop_first()
 

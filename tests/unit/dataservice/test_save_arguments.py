@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataservice import ArraySpec, Dataset, distribute
-from dataservice.snapshot.save import save_with_checkpoints
+from dataservice.snapshot.save import save
 from dataservice.snapshot.writer import StreamWriter
 from mpidist.errors import (
     AbortedError,
@@ -71,7 +71,9 @@ def test_a_reader_that_waits_sees_new_shards(tmp_path):
     dataset = Dataset.range(6).map(slow)
     path = tmp_path / "s"
     saving = threading.Thread(
-        target=save_with_checkpoints, args=(dataset, path, None, lambda i: i, 1)
+        target=save,
+        args=(dataset, path, None, lambda i: i),
+        kwargs={"checkpoints": True, "interval": 1},
     )
     saving.start()
     got = []
@@ -232,7 +234,7 @@ def test_elements_are_computed_again_for_two_intervals_at_most(tmp_path):
 
 def test_checkpoints_by_size(tmp_path):
     dataset = Dataset.range(40).map(lambda i: np.full(1000, i))
-    save_with_checkpoints(dataset, tmp_path / "s", 2, chunk_bytes=50_000)
+    save(dataset, tmp_path / "s", 2, checkpoints=True, chunk_bytes=50_000)
     assert len(os.listdir(tmp_path / "s" / "chunks")) > 4
     assert [row[0] for row in Dataset.load(tmp_path / "s")] != []
     assert sorted(row[0] for row in Dataset.load(tmp_path / "s")) == list(range(40))
