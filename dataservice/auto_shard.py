@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-from dataservice.dataset.base import Node
+from dataservice.dataset.base import Node, rewritten
 from dataservice.dataset.execution import Prefetch
 from dataservice.dataset.indexed import Map, Shard
 from dataservice.dataset.readers import Files
@@ -79,7 +78,7 @@ def _by_files(node: Node, num_workers: int, index: int) -> Node:
             else one
         )
 
-    return _rewritten(node, part)
+    return rewritten(node, part)
 
 
 def _by_hints(node: Node, num_workers: int, index: int) -> Node:
@@ -88,7 +87,7 @@ def _by_hints(node: Node, num_workers: int, index: int) -> Node:
             return one
         return Shard(one.parent, num_workers, index)
 
-    result = _rewritten(node, part)
+    result = rewritten(node, part)
     if result is node:
         raise NotFoundError(
             "ShardingPolicy.HINT needs shard(SHARD_HINT, SHARD_HINT) outside of functions, and "
@@ -100,11 +99,3 @@ def _by_hints(node: Node, num_workers: int, index: int) -> Node:
 def _sources(node: Node) -> list[Node]:
     below = node.inputs()
     return [source for one in below for source in _sources(one)] if below else [node]
-
-
-def _rewritten(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Return the dataset with ``change(n)`` for every node n, from the sources up.
-
-    Equal nodes stay the same objects.
-    """
-    return change(node.with_inputs(lambda one: _rewritten(one, change)))

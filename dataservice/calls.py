@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from dataservice.options import service_of
 from dataservice.payload import Array
-from mpidist import Endpoint, Reply, Server, TaskMetrics, Work, task_metrics
+from mpidist import Endpoint, Reply, Server, TaskMetrics, Work, open_endpoint, task_metrics
 from mpidist.config import config
 from mpidist.errors import (
     CancelledError,
@@ -232,3 +234,18 @@ class RpcClient:
             if slow_wait is not None:
                 slow_wait.check()
             backoff.pause()
+
+
+@contextlib.contextmanager
+def dispatcher_of(service: str | tuple[str, str]) -> Iterator[RpcClient]:
+    """Open an endpoint for calls of a dispatcher.
+
+    Args:
+        service: As for :func:`distribute`.
+
+    Raises:
+        ValueError: ``service`` is not an address.
+    """
+    protocol, address = service_of(service)
+    with open_endpoint(protocol, peer=address) as endpoint:
+        yield RpcClient(endpoint, address, "dispatcher", lambda: False)

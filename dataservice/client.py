@@ -7,16 +7,15 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.calls import RpcClient
+from dataservice.calls import dispatcher_of
 from dataservice.dataset import Dataset
 from dataservice.dataset.base import INFINITE_CARDINALITY, Node
 from dataservice.dataset.indexed import CheckedSpec
-from dataservice.options import CrossTrainerCache, JobOptions, ShardingPolicy, service_of
+from dataservice.options import CrossTrainerCache, JobOptions, ShardingPolicy
 from dataservice.payload import CODECS, check_compression
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed, Registered, Registration, find_dataset
 from dataservice.snapshot.save import spec_for_saving
-from mpidist import open_endpoint
 from mpidist.errors import InvalidArgumentError
 
 # How long register_dataset and distributed_save try to reach the dispatcher, in seconds.
@@ -161,12 +160,8 @@ def register_dataset(
     if dataset_id is not None and (not isinstance(dataset_id, str) or not dataset_id):
         raise ValueError(f"dataset_id must be a string that is not empty, not {dataset_id!r}")
     registration = Registration(dataset.node, dataset_id or "", with_spec=True)
-
-    def register(dispatcher: RpcClient) -> str:
+    with dispatcher_of(service) as dispatcher:
         return registration.register(dispatcher, _PATIENCE_S).name
-
-    name: str = _with_dispatcher(service, register)
-    return name
 
 
 def from_dataset_id(
@@ -216,9 +211,8 @@ def from_dataset_id(
         num_shards,
         start_timeout_s,
     )
-    info = _with_dispatcher(
-        service, lambda dispatcher: find_dataset(dispatcher, str(dataset_id), start_timeout_s)
-    )
+    with dispatcher_of(service) as dispatcher:
+        info = find_dataset(dispatcher, str(dataset_id), start_timeout_s)
     spec = pickle.loads(info.spec) if info.spec else element_spec
     node = Registered(
         str(dataset_id), info.summary, info.cardinality, info.source_length, spec, info.identity
@@ -270,18 +264,9 @@ def distributed_save(
         compression=compression if compression in CODECS else "",
         spec=spec_for_saving(dataset),
     )
-
-    def save(dispatcher: RpcClient) -> None:
+    with dispatcher_of(dispatcher_address) as dispatcher:
         request.dataset_id = registration.dataset_id(dispatcher, _PATIENCE_S)
         dispatcher.call("dispatcher/SaveDataset", request, pb.SaveRequest)
-
-    _with_dispatcher(dispatcher_address, save)
-
-
-def _with_dispatcher(service: str | tuple[str, str], what: Callable[[RpcClient], Any]) -> Any:
-    protocol, address = service_of(service)
-    with open_endpoint(protocol, peer=address) as endpoint:
-        return what(RpcClient(endpoint, address, "dispatcher", lambda: False))
 
 
 def _distributed(node: Node, options: JobOptions, job_name: str | None) -> Dataset:

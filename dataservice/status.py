@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dataservice.calls import RpcClient
-from dataservice.options import service_of
+from dataservice.calls import dispatcher_of
 from dataservice.proto import dataservice_pb2 as pb
-from mpidist import open_endpoint
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,7 @@ def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -
         UnavailableError: No dispatcher answers.
         ValueError: The service is not an address.
     """
-    protocol, address = service_of(service)
-    with open_endpoint(protocol, peer=address) as endpoint:
-        dispatcher = RpcClient(endpoint, address, "dispatcher", lambda: False)
+    with dispatcher_of(service) as dispatcher:
         status = dispatcher.call_with_retry(
             "dispatcher/GetStatus", pb.ClientRequest(), pb.Status, timeout_s
         )

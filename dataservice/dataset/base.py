@@ -526,6 +526,21 @@ class Node(ABC):
         return {name: value for name, value in vars(self).items() if name != IDENTITY}
 
 
+def rewritten(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Return a dataset with ``change(n)`` in place of every node n, from the sources up.
+
+    A node that is used twice is replaced once. The result is the same object if no node changes.
+    """
+    results: dict[int, Node] = {}
+
+    def result(each: Node) -> Node:
+        if id(each) not in results:
+            results[id(each)] = change(each.with_inputs(result))
+        return results[id(each)]
+
+    return result(node)
+
+
 def _timed(node: Node, elements: ElementIterator, context: Context) -> ElementIterator:
     return elements if context.stages is None else context.stages.watch(node, elements)
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from dataservice.dataset.arguments import whole_or_none
-from dataservice.dataset.base import Node
+from dataservice.dataset.base import Node, rewritten
 from dataservice.dataset.execution import AUTOTUNE, ParallelMap
 from dataservice.dataset.flattening import Interleave
 
@@ -106,34 +106,21 @@ class Options(_Fields):
 
 def with_options_applied(node: Node, options: Options) -> Node:
     """Return a node with transformations that obey options; the same node if nothing changes."""
-    return node if options == Options() else _Rewriting(options).result(node)
+    if options == Options():
+        return node
+    threads = options.threading.private_threadpool_size or sys.maxsize
 
+    def exceed(count: int) -> bool:
+        return threads < sys.maxsize and (count == AUTOTUNE or count > threads)
 
-class _Rewriting:
-    """Replaces nodes by ones that obey options. A node that is used twice is replaced once."""
+    def obedient(each: Node) -> Node:
+        if isinstance(each, ParallelMap):
+            if each.deterministic is None and options.deterministic is not None:
+                each = dataclasses.replace(each, deterministic=options.deterministic)
+            if exceed(each.calls) and not each.processes:
+                each = dataclasses.replace(each, calls=threads)
+        elif isinstance(each, Interleave) and exceed(each.ahead):
+            each = dataclasses.replace(each, ahead=threads)
+        return each
 
-    def __init__(self, options: Options) -> None:
-        self._deterministic = options.deterministic
-        self._threads = options.threading.private_threadpool_size or sys.maxsize
-        self._results: dict[int, Node] = {}
-
-    def result(self, node: Node) -> Node:
-        if id(node) not in self._results:
-            self._results[id(node)] = self._rewritten(node)
-        return self._results[id(node)]
-
-    def _rewritten(self, node: Node) -> Node:
-        node = node.with_inputs(self.result)
-        changes: dict[str, Any] = {}
-        if isinstance(node, ParallelMap):
-            if node.deterministic is None and self._deterministic is not None:
-                changes["deterministic"] = self._deterministic
-            if self._exceeds(node.calls) and not node.processes:
-                changes["calls"] = self._threads
-        elif isinstance(node, Interleave) and self._exceeds(node.ahead):
-            changes["ahead"] = self._threads
-        return dataclasses.replace(node, **changes) if changes else node  # type: ignore[type-var]
-
-    def _exceeds(self, threads: int) -> bool:
-        limited = self._threads < sys.maxsize
-        return limited and (threads == AUTOTUNE or threads > self._threads)
+    return rewritten(node, obedient)
