@@ -27,9 +27,8 @@ from dataservice.dataset import tree
 from dataservice.dataset.base import Context, ElementIterator, Node, Place, Reader, UnaryNode
 from dataservice.dataset.combining import AT_ONCE
 from dataservice.snapshot import format
+from dataservice.snapshot.format import BUFFER_BYTES, ChunkReader, ChunkWriter
 from dataservice.snapshot.metadata import put_in_place, writing
-from dataservice.snapshot.reader import ChunkReader
-from dataservice.snapshot.writer import BUFFER_BYTES, ChunkWriter
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _Origin = tuple[tuple[int, ...], int]

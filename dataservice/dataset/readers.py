@@ -28,9 +28,8 @@ from dataservice.dataset.base import (
 )
 from dataservice.dataset.spec import Spec
 from dataservice.snapshot import metadata
-from dataservice.snapshot.format import ChunkName
+from dataservice.snapshot.format import ChunkName, ChunkReader
 from dataservice.snapshot.metadata import Progress
-from dataservice.snapshot.reader import ChunkReader, open_chunk
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -629,7 +628,7 @@ class LoadIterator(ElementIterator):
         return self._found
 
     def _open(self, chunk: ChunkName) -> ChunkReader:
-        self._reader = open_chunk(self._node.path, self._begun().metadata, chunk)
+        self._reader = metadata.open_chunk(self._node.path, self._begun().metadata, chunk)
         self._chunk = chunk
         return self._reader
 

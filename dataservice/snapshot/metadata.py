@@ -21,7 +21,16 @@ import cloudpickle
 from dataservice.dataset.spec import Spec
 from dataservice.errors import code_and_message
 from dataservice.payload import CODECS
-from dataservice.snapshot.format import CHUNKS, DONE, ERROR, METADATA, ChunkName, stream_folder
+from dataservice.snapshot.format import (
+    CHUNKS,
+    DONE,
+    ERROR,
+    METADATA,
+    ChunkName,
+    ChunkReader,
+    head,
+    stream_folder,
+)
 from mpidist.errors import (
     AlreadyExistsError,
     DataLossError,
@@ -322,6 +331,30 @@ def committed_chunks(snapshot: str, num_streams: int) -> Counts:
             if number not in streams[chunk.stream]:
                 raise missing_chunk(snapshot, chunk.stream, number)
     return tuple(tuple(_leading(chunks)) for chunks in streams)
+
+
+def open_chunk(snapshot: str, metadata: Metadata, chunk: ChunkName) -> ChunkReader:
+    """Open a chunk of a snapshot.
+
+    Args:
+        snapshot: The folder of the snapshot.
+        metadata: The description of the snapshot.
+        chunk: The chunk.
+
+    Raises:
+        DataLossError: The chunk is missing, damaged, or belongs to another snapshot.
+        FailedPreconditionError: It is compressed, and the package cramjam is not installed.
+    """
+    try:
+        return ChunkReader(
+            chunk.path(snapshot),
+            head(metadata.identity, chunk.stream, chunk.number),
+            chunk.elements,
+            metadata.compression,
+            "Copy it from where it is whole, or save the dataset again",
+        )
+    except FileNotFoundError as error:
+        raise missing_chunk(snapshot, chunk.stream, chunk.number) from error
 
 
 def missing_chunk(snapshot: str, stream: int, number: int) -> DataLossError:

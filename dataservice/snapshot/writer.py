@@ -8,61 +8,18 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 from dataservice.payload import Compressor
 from dataservice.snapshot import format, metadata
-from dataservice.snapshot.format import ChunkName
-from dataservice.snapshot.reader import open_chunk
+from dataservice.snapshot.format import BUFFER_BYTES, ChunkName, ChunkWriter
 from mpidist.errors import AbortedError, AlreadyExistsError, FailedPreconditionError
 
 # Large enough that a large dataset has few files. A lost writer repeats at most one chunk.
 CHUNK_BYTES = 256 << 20
 
-BUFFER_BYTES = 1 << 20
 _ATTEMPT = re.compile(r"attempt_([0-9]+)")
 _UNCOMMITTED = "chunk"
-
-
-class ChunkWriter:
-    """Writes one chunk.
-
-    Args:
-        file: A new file, which this object closes.
-        head: The first bytes; see :func:`dataservice.snapshot.format.head`.
-
-    Attributes:
-        file: As given.
-        elements: The number of elements.
-    """
-
-    def __init__(self, file: BinaryIO, head: bytes) -> None:
-        self.file = file
-        self.elements = 0
-        file.write(head)
-
-    def write(self, element: list[format.Buffer]) -> None:
-        """Write an element's record; see :func:`dataservice.snapshot.format.pack_element`."""
-        self._write(element)
-        self.elements += 1
-
-    def finish(self, state: bytes) -> None:
-        """Write the end and the state, and force the file to the disk."""
-        self._write(format.record(format.END, [format.COUNT.pack(self.elements)]))
-        offset = self.file.tell()
-        self._write([*format.record(format.STATE, [state]), format.tail(offset)])
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        # If the chunk is given up, it does not matter that the disk has no room for the buffer.
-        with suppress(OSError):
-            self.file.close()
-
-    def _write(self, pieces: list[format.Buffer]) -> None:
-        for piece in pieces:
-            self.file.write(piece)
 
 
 class StreamWriter:
@@ -254,7 +211,7 @@ class StreamWriter:
         self.finished = metadata.read_facts(self._stream_folder, format.DONE) is not None
         if self._counts:
             self._last = ChunkName(self._stream, len(self._counts) - 1, self._counts[-1])
-            reader = open_chunk(self._snapshot, self._metadata, self._last)
+            reader = metadata.open_chunk(self._snapshot, self._metadata, self._last)
             try:
                 self.state = reader.state()
             finally:
