@@ -96,6 +96,9 @@ class Answers:
         parcels: The pickled datasets, by id. Forgotten datasets are removed.
         journal: Takes the changes; None keeps none.
         lock: Held by the callers of :meth:`release` and :meth:`park`.
+
+    Attributes:
+        waits_for_disk: Whether all answers wait for room on the disk; for the thread that writes.
     """
 
     def __init__(
@@ -118,12 +121,7 @@ class Answers:
         self._news = threading.Event()
         self._full_since: float | None = None
         self._next_try = float("-inf")
-        self._disk_is_full = False
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """True if all answers wait for room on the disk; for the thread that writes."""
-        return self._disk_is_full
+        self.waits_for_disk = False
 
     def wait(self, limit_s: float) -> None:
         """Wait until there are changes to write, for at most ``limit_s``."""
@@ -192,18 +190,18 @@ class Answers:
             if records:
                 self._journal.commit(records)
         except Exception as error:
-            self._disk_is_full = self._waits_for_room(error, now)
+            self.waits_for_disk = self._waits_for_room(error, now)
             with self._lock:
                 self._writing = False
                 self._outcome.changed = changed | self._outcome.changed
-                if self._disk_is_full:
+                if self.waits_for_disk:
                     self._unwritten = unwritten + self._unwritten
                     return
             logger.exception("the dispatcher's journal cannot be written")
             for request, _ in unwritten:
                 request.fail(error)
             return
-        self._full_since, self._disk_is_full = None, False
+        self._full_since, self.waits_for_disk = None, False
         for request, reply in unwritten:
             request.reply(reply.body, reply.buffers)
         with self._lock:

@@ -59,10 +59,15 @@ class Order:
         consumers: Number of consumers that share the elements.
         index: Index of this consumer.
         begin: State in which the iteration began; None for its beginning.
+
+    Attributes:
+        consumers: As given.
+        part: The part of the current element.
+        index: The index of the current element in its part.
     """
 
     def __init__(self, parts: int, consumers: int, index: int, begin: pb.State | None) -> None:
-        self._consumers = consumers
+        self.consumers = consumers
         self._own = index
         self._known = [0] * parts
         self._ends = [-1] * parts
@@ -76,7 +81,7 @@ class Order:
             # Numbers count from the position: the skipped elements before it have been consumed.
             rounds = begin.begin_round
             place = _Place(rounds, begin.next_part, -begin.skip)
-        self._round, self._part, self._number = place.round, place.part, place.number
+        self.index, self.part, self._number = place.round, place.part, place.number
         self._given = place
         self._steps = 0
 
@@ -84,21 +89,6 @@ class Order:
     def parts(self) -> int:
         """The number of parts."""
         return len(self._known)
-
-    @property
-    def consumers(self) -> int:
-        """The number of consumers."""
-        return self._consumers
-
-    @property
-    def part(self) -> int:
-        """The part of the current element."""
-        return self._part
-
-    @property
-    def index(self) -> int:
-        """The index of the current element in its part."""
-        return self._round
 
     def mark(self, part: int) -> int:
         """Return the watermark of a part: no state needs the elements before it."""
@@ -123,7 +113,7 @@ class Order:
     @property
     def over(self) -> bool:
         """True if the walk has passed the last element."""
-        return min(self._ends) >= 0 and self._round >= max(self._ends)
+        return min(self._ends) >= 0 and self.index >= max(self._ends)
 
     def missing(self) -> int | None:
         """Walk to the next element of this consumer.
@@ -133,14 +123,14 @@ class Order:
             current element is this consumer's, or the walk is over.
         """
         while True:
-            end = self._ends[self._part]
-            if end < 0 or self._round < end:
-                if self._round >= self._known[self._part]:
-                    return self._part
-                if self._number >= 0 and self._number % self._consumers == self._own:
+            end = self._ends[self.part]
+            if end < 0 or self.index < end:
+                if self.index >= self._known[self.part]:
+                    return self.part
+                if self._number >= 0 and self._number % self.consumers == self._own:
                     return None
                 self._number += 1
-            elif self._part == 0 and self.over:
+            elif self.part == 0 and self.over:
                 return None
             self._advance()
 
@@ -149,21 +139,21 @@ class Order:
         self._number += 1
         self._steps += 1
         self._advance()
-        self._given = _Place(self._round, self._part, self._number)
+        self._given = _Place(self.index, self.part, self._number)
 
     def plan(self, part: int, start: int) -> Plan:
         """Return the plan of this consumer for a part, from an index on."""
-        here = _Place(self._round, self._part, self._number)
+        here = _Place(self.index, self.part, self._number)
         start = max(start, here.mark(part))
         if 0 <= self._ends[part] <= start:
             return Plan(start, 0, 0)
         # Until the next part ends, the same parts take turns.
         until = min((end for end in self._ends if end > start), default=-1)
         active = sum(not 0 <= end <= start for end in self._ends)
-        period = self._consumers // gcd(active, self._consumers)
+        period = self.consumers // gcd(active, self.consumers)
         number = self._count_to(here, part, start)
         for index in range(start, start + period):
-            if (number + (index - start) * active) % self._consumers == self._own:
+            if (number + (index - start) * active) % self.consumers == self._own:
                 return Plan(start, period, index % period, until)
         return Plan(start, 0, 0, until)
 
@@ -180,7 +170,7 @@ class Order:
     def state(self) -> pb.State:
         """Return the state in which every consumer has had as many elements as this one."""
         given = self._given
-        number = self._steps * self._consumers
+        number = self._steps * self.consumers
         return pb.State(
             parts=[
                 pb.PartState(
@@ -197,7 +187,7 @@ class Order:
         )
 
     def _advance(self) -> None:
-        self._part += 1
-        if self._part == len(self._known):
-            self._round += 1
-            self._part = 0
+        self.part += 1
+        if self.part == len(self._known):
+            self.index += 1
+            self.part = 0
