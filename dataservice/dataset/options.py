@@ -110,17 +110,17 @@ def with_options_applied(node: Node, options: Options) -> Node:
         return node
     threads = options.threading.private_threadpool_size or sys.maxsize
 
-    def exceed(count: int) -> bool:
+    def exceeds_limit(count: int) -> bool:
         return threads < sys.maxsize and (count == AUTOTUNE or count > threads)
 
-    def obedient(each: Node) -> Node:
+    def configured(each: Node) -> Node:
         if isinstance(each, ParallelMap):
             if each.deterministic is None and options.deterministic is not None:
                 each = dataclasses.replace(each, deterministic=options.deterministic)
-            if exceed(each.calls) and not each.processes:
+            if exceeds_limit(each.calls) and not each.processes:
                 each = dataclasses.replace(each, calls=threads)
-        elif isinstance(each, Interleave) and exceed(each.ahead):
+        elif isinstance(each, Interleave) and exceeds_limit(each.ahead):
             each = dataclasses.replace(each, ahead=threads)
         return each
 
-    return rewritten(node, obedient)
+    return rewritten(node, configured)
