@@ -56,7 +56,7 @@ _LAST_REPLY_S = 1.0  # time for the last messages of a rank after the end of its
 _PROBES = 100
 _LAST_PROBES = 16  # before a rank sleeps
 # Replies into the caller's arrays need a second copy, out of shared memory. Above this size the two
-# copies take longer than MPI's single one (docs/design.md has the times).
+# copies take longer than MPI's single one (docs/explanation/decisions.md has the times).
 _MAX_SHARED_REPLY_BYTES = 8 << 20
 _MAX_UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 _MAX_WAKE_UPS = 64  # datagrams read at once, so that a flood of them keeps no rank busy
