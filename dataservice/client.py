@@ -105,6 +105,17 @@ def distribute(
         UnimplementedError: This version does not support an argument. When the function is applied:
             the mode must split the dataset, and the dataset cannot be split.
         ValueError: An argument is wrong.
+
+    Example:
+        >>> from dataservice import Dataset, DispatchServer, WorkerServer, distribute
+        >>> dispatcher = DispatchServer()
+        >>> worker = WorkerServer(dispatcher_address=dispatcher.target)
+        >>> dataset = Dataset.range(10).batch(5)
+        >>> dataset = dataset.apply(distribute("distributed_epoch", dispatcher.target))
+        >>> [batch.tolist() for batch in dataset]
+        [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        >>> worker.stop()
+        >>> dispatcher.stop()
     """
     options = JobOptions(
         processing_mode,

@@ -59,6 +59,17 @@ class Window:
         own: Number of this rank.
         parts: The parts that this process has mapped, by rank; flat uint8.
         win: The MPI window, locked for its whole life, or None for private memory.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> window = dist.Window.private(16)  # bytes; shared() and rma() for several ranks
+        >>> window.put(0, 0, np.array([1.5, 2.5]))
+        >>> window.add(0, 8, np.array([10.0]))
+        >>> values = np.empty(2)
+        >>> window.get(0, 0, values)
+        >>> values
+        array([ 1.5, 12.5])
     """
 
     def __init__(

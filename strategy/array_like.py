@@ -159,6 +159,18 @@ class IndexedSlices:
         indices: Row numbers along the first axis of the variable: integers, shape ``(n,)``. All
             values of a repeated row number apply to the row; gradients are added. For
             ``scatter_update`` the last value counts.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import IndexedSlices, get_variable, optimizers
+        >>> embeddings = get_variable("embeddings", shape=(4, 2), initializer="zeros")
+        >>> gradient = IndexedSlices(np.ones((2, 2), "float32"), np.array([3, 1]))
+        >>> push = optimizers.SGD(1.0).apply_gradients([(gradient, embeddings)])
+        >>> embeddings.numpy()
+        array([[ 0.,  0.],
+               [-1., -1.],
+               [ 0.,  0.],
+               [-1., -1.]], dtype=float32)
     """
 
     values: Any

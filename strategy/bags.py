@@ -23,11 +23,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 class Bags:
     """Bags of row numbers, of different sizes, for an embedding lookup.
 
-    Like TensorFlow's ``embedding_lookup_sparse`` and torch's ``EmbeddingBag``::
-
-        bags = Bags([[3, 5, 5], [], [7]], combiner="mean")
-        embedded = bags.lookup(table)  # three rows
-        optimizer.apply_gradients([(bags.gradient(of_embedded), table)])
+    Like TensorFlow's ``embedding_lookup_sparse`` and torch's ``EmbeddingBag``.
 
     Args:
         ids: One list of row numbers per bag. With ``offsets``, the row numbers of all bags in one
@@ -44,6 +40,18 @@ class Bags:
     Raises:
         TypeError: Row numbers are not integers.
         ValueError: The combiner is unknown, or the weights or offsets do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import Bags, get_variable, optimizers
+        >>> words = get_variable("words", initializer=np.arange(8.0).reshape(4, 2))
+        >>> bags = Bags([[0, 2], [], [3]], combiner="mean")
+        >>> bags.lookup(words)
+        array([[2., 3.],
+               [0., 0.],
+               [6., 7.]])
+        >>> of_bags = np.ones((3, 2))  # the gradient of the three rows
+        >>> push = optimizers.SGD(1.0).apply_gradients([(bags.gradient(of_bags), words)])
     """
 
     def __init__(

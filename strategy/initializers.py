@@ -152,6 +152,14 @@ def variance_scaling(
 
     Raises:
         ValueError: The mode or the distribution is unknown.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import get_variable, initializers
+        >>> he = initializers.variance_scaling(2.0, "fan_in", "truncated_normal", seed=0)
+        >>> kernel = get_variable("kernel", shape=(1000, 10), initializer=he)
+        >>> round(float(kernel.numpy().var()), 4)  # 2 / 1000
+        0.002
     """
     if mode not in _MODES or distribution not in _DISTRIBUTIONS:
         raise ValueError(

@@ -132,6 +132,16 @@ class Optimizer:
     Raises:
         TypeError: An argument is not a number.
         ValueError: A number is out of its range, or several clip limits are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import get_variable, optimizers
+        >>> weights = get_variable("weights", shape=(2,), initializer="zeros")
+        >>> optimizer = optimizers.SGD(0.5, momentum=0.9)
+        >>> push = optimizer.apply_gradients([(np.ones(2, "float32"), weights)])
+        >>> push.result().versions  # waits until the ps task has applied the push
+        (2,)
+        >>> optimizer.learning_rate = 0.1  # of later pushes
     """
 
     learning_rate: float | Schedule
@@ -881,6 +891,17 @@ class Function(Optimizer):
         global_clipnorm: See :class:`Optimizer`.
         clipvalue: See :class:`Optimizer`.
         name: See :class:`Optimizer`.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import get_variable, optimizers
+        >>> def sign_descent(param, grad, slots, learning_rate, step):
+        ...     param -= learning_rate * np.sign(grad)
+        >>> signed = get_variable("signed", shape=(2,), initializer="zeros")
+        >>> optimizer = optimizers.Function(sign_descent, learning_rate=0.5)
+        >>> push = optimizer.apply_gradients([(np.array([3.0, -7.0], "float32"), signed)])
+        >>> signed.numpy()
+        array([-0.5,  0.5], dtype=float32)
     """
 
     def __init__(

@@ -160,6 +160,17 @@ class ParameterServerStrategy(Strategy):
             arguments.
         ValueError: The cluster has no ps task or differs from the Server's, or an argument is not
             valid.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import ParameterServerStrategy, get_variable, optimizers
+        >>> strategy = ParameterServerStrategy()  # without a cluster: a ps task on a thread
+        >>> with strategy.scope():
+        ...     w = get_variable("w", shape=(2,), initializer="zeros")
+        >>> push = optimizers.SGD(0.5).apply_gradients([(np.ones(2, "float32"), w)])
+        >>> w.numpy()
+        array([-0.5, -0.5], dtype=float32)
+        >>> strategy.close()
     """
 
     def __init__(

@@ -120,6 +120,15 @@ class MinSizePartitioner(_ByFunction):
         min_shard_bytes: Approximate minimum size of a part in bytes, positive.
         max_shards: Maximum number of parts.
         bytes_per_string: No effect, because variables hold no strings; positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import partitioners
+        >>> by_size = partitioners.MinSizePartitioner(256 << 10, max_shards=3)
+        >>> by_size((1000, 512), np.dtype("float32"))  # 2 MB
+        [3, 1]
+        >>> by_size((512,), np.dtype("float32"))
+        [1]
     """
 
     def __init__(

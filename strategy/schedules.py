@@ -26,6 +26,13 @@ class ExponentialDecay:
         decay_steps: Steps after which the rate is multiplied by ``decay_rate``; positive.
         decay_rate: The factor.
         staircase: Round ``step / decay_steps`` down, so that the rate falls in steps.
+
+    Example:
+        >>> from strategy import optimizers, schedules
+        >>> schedule = schedules.ExponentialDecay(0.1, decay_steps=100, decay_rate=0.5)
+        >>> [float(schedule(updates)) for updates in (0, 100, 200)]
+        [0.1, 0.05, 0.025]
+        >>> optimizer = optimizers.Adam(schedule)
     """
 
     initial_learning_rate: float

@@ -84,6 +84,16 @@ def variable_scope(
 
     Raises:
         ValueError: The name is empty or has a colon.
+
+    Example:
+        >>> from strategy import get_variable, variable_scope
+        >>> with variable_scope("layer1"):
+        ...     bias = get_variable("bias", shape=(3,), initializer="zeros")
+        >>> bias.name
+        'layer1/bias'
+        >>> with variable_scope("layer1", reuse=True):
+        ...     get_variable("bias") is bias
+        True
     """
     outer = get_variable_scope()
     if isinstance(name, VariableScope):
@@ -148,6 +158,17 @@ def get_variable(
         InvalidArgumentError: Another worker created a different variable of this name. The message
             names both workers.
         ResourceExhaustedError: The ps task has no memory for the variable.
+
+    Example:
+        >>> import numpy as np
+        >>> from strategy import get_variable
+        >>> table = get_variable("table", shape=(3, 2), initializer="ones")
+        >>> table.assign_add(np.ones((3, 2)))  # the new version
+        2
+        >>> table[2]
+        array([2., 2.], dtype=float32)
+        >>> table.gather([2, 0]).shape
+        (2, 2)
     """
     if not isinstance(name, str):
         raise TypeError(f"a variable's name is a str, not {errors.type_name(name)}: {name!r}")

@@ -82,6 +82,12 @@ class Dataset:
     Args:
         node: The description of the sequence.
         options: Its options; see :meth:`with_options`.
+
+    Example:
+        >>> from dataservice import Dataset
+        >>> dataset = Dataset.range(6).map(lambda x: x * x).batch(3)
+        >>> [batch.tolist() for batch in dataset]
+        [[0, 1, 4], [9, 16, 25]]
     """
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
@@ -181,6 +187,15 @@ class Dataset:
         Raises:
             ValueError: There is no array, an array has no rows, or the arrays have different
                 numbers of rows.
+
+        Example:
+            >>> import numpy as np
+            >>> from dataservice import Dataset
+            >>> x, y = np.arange(4.0).reshape(2, 2), np.array([0, 1])
+            >>> for features, label in Dataset.from_tensor_slices((x, y)):
+            ...     print(features, label)
+            [0. 1.] 0
+            [2. 3.] 1
         """
         return Dataset(TensorSlices.of(tensors))
 
@@ -209,6 +224,15 @@ class Dataset:
                 is not a spec.
             ValueError: During the iteration (as InvalidArgumentError): an element is None, or does
                 not match the signature.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> def countdown(n):
+            ...     while n:
+            ...         yield n
+            ...         n -= 1
+            >>> [int(x) for x in Dataset.from_generator(countdown, args=(3,))]
+            [3, 2, 1]
         """
         check_callable("from_generator", "generator", generator)
         if not isinstance(args, Iterable):
@@ -351,6 +375,11 @@ class Dataset:
         Raises:
             TypeError: An argument is not a dataset.
             ValueError: There is no dataset.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> [(int(a), int(b)) for a, b in Dataset.zip(Dataset.range(3), Dataset.range(10, 20))]
+            [(0, 10), (1, 11), (2, 12)]
         """
         structure: Any = args[0] if len(args) == 1 else args
         if datasets is not None:
@@ -385,6 +414,13 @@ class Dataset:
             TypeError: An item is not a dataset, a weight is not a number, the seed is not a whole
                 number, or elements are known to differ in structure or dtype.
             ValueError: There is no dataset, or the weights do not fit the datasets.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> zeros, ones = Dataset.from_tensors(0).repeat(), Dataset.from_tensors(1).repeat()
+            >>> mixed = Dataset.sample_from_datasets([zeros, ones], weights=[0.2, 0.8], seed=0)
+            >>> [int(x) for x in mixed.take(10)]
+            [1, 1, 0, 0, 1, 1, 1, 1, 1, 1]
         """
         seed = whole_or_none("sample_from_datasets", "seed", seed)
         given = _checked(datasets)
@@ -471,6 +507,12 @@ class Dataset:
             TypeError: ``function`` is not callable, or a number is not a whole number.
             ValueError: ``num_parallel_calls`` is below 1, or missing for processes. During the
                 iteration (as InvalidArgumentError): the function returns None.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> pairs = Dataset.zip(Dataset.range(3), Dataset.range(10, 13))
+            >>> [int(x) for x in pairs.map(lambda a, b: a + b, num_parallel_calls=2)]
+            [10, 12, 14]
         """
         function = only_one("map", function=function, map_func=map_func)
         check_callable("map", "function", function)
@@ -518,6 +560,14 @@ class Dataset:
         Raises:
             TypeError: ``map_func`` is not callable, or a number is not a whole number.
             ValueError: A number is below 1, or ``num_parallel_calls`` is above ``cycle_length``.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> dataset = Dataset.range(3).interleave(
+            ...     lambda x: Dataset.from_tensors(x).repeat(3), cycle_length=2, block_length=2
+            ... )
+            >>> [int(x) for x in dataset]
+            [0, 0, 1, 1, 0, 1, 2, 2, 2]
         """
         cycle = whole_or_none("interleave", "cycle_length", cycle_length)
         cycle = CYCLE_LENGTH if cycle in (None, AUTOTUNE) else cycle
@@ -594,6 +644,14 @@ class Dataset:
             TypeError: The buffer size or the seed is not a whole number.
             ValueError: The buffer size is below 1, the seed is negative, or the buffer would hold
                 an infinite dataset.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> shuffled = Dataset.range(6).shuffle(6, seed=1)
+            >>> [int(x) for x in shuffled]
+            [4, 0, 2, 1, 5, 3]
+            >>> [int(x) for x in shuffled]  # the next epoch
+            [1, 4, 0, 3, 2, 5]
         """
         size = whole("shuffle", "buffer_size", buffer_size)
         seed = whole_or_none("shuffle", "seed", seed)
@@ -705,6 +763,12 @@ class Dataset:
             TypeError: ``scan_func`` is not callable.
             ValueError: During the iteration (as InvalidArgumentError): the function does not return
                 a pair, or returns None as the element.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> sums = Dataset.range(5).scan(0, lambda total, x: (total + x, total + x))
+            >>> [int(x) for x in sums]
+            [0, 1, 3, 6, 10]
         """
         check_callable("scan", "scan_func", scan_func)
         return self._derived(Scan.of(self._node, initial_state, scan_func))
@@ -813,6 +877,13 @@ class Dataset:
             TypeError: ``batch_size`` or ``num_parallel_calls`` is not a whole number.
             ValueError: The batch size is below 1. During the iteration (as InvalidArgumentError):
                 elements differ in structure, shape or dtype.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> [batch.tolist() for batch in Dataset.range(5).batch(2)]
+            [[0, 1], [2, 3], [4]]
+            >>> [batch.tolist() for batch in Dataset.range(5).batch(2, drop_remainder=True)]
+            [[0, 1], [2, 3]]
         """
         size = whole("batch", "batch_size", batch_size)
         whole_or_none("batch", "num_parallel_calls", num_parallel_calls)
@@ -842,6 +913,13 @@ class Dataset:
             ValueError: The batch size is below 1, or a value is not a scalar. During the iteration
                 (as InvalidArgumentError): elements differ in structure, dtype or number of
                 dimensions, or are longer than their shape.
+
+        Example:
+            >>> import numpy as np
+            >>> from dataservice import Dataset
+            >>> sequences = Dataset.range(1, 4).map(lambda n: np.full(n, n))
+            >>> [batch.tolist() for batch in sequences.padded_batch(2)]
+            [[[1, 0], [2, 2]], [[3, 3, 3]]]
         """
         size = whole("padded_batch", "batch_size", batch_size)
         padding = Padding(padded_shapes, padding_values)
@@ -879,6 +957,14 @@ class Dataset:
             ValueError: Boundaries do not ascend, or the sizes do not fit them. During the iteration
                 (as InvalidArgumentError): elements of a batch do not fit together, or an element is
                 too long for ``pad_to_bucket_boundary``.
+
+        Example:
+            >>> import numpy as np
+            >>> from dataservice import Dataset
+            >>> sequences = Dataset.from_source([1, 4, 2, 5]).map(lambda n: np.full(n, n))
+            >>> buckets = sequences.bucket_by_sequence_length(len, [3], [2, 2])
+            >>> [batch.tolist() for batch in buckets]  # lengths below 3, then the others
+            [[[1, 0], [2, 2]], [[4, 4, 4, 4, 0], [5, 5, 5, 5, 5]]]
         """
         method = "bucket_by_sequence_length"
         length = check_callable(method, "element_length_func", element_length_func)
@@ -916,6 +1002,14 @@ class Dataset:
                 iteration: ``reduce_func`` does not return a dataset.
             ValueError: The size is below 1, or both or none are given. During the iteration (as
                 InvalidArgumentError): a key or a size is not a whole number, or a size is below 1.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> groups = Dataset.range(6).group_by_window(
+            ...     lambda x: x % 2, lambda key, group: group.batch(3), window_size=3
+            ... )
+            >>> [batch.tolist() for batch in groups]
+            [[0, 2, 4], [1, 3, 5]]
         """
         method = "group_by_window"
         key = check_callable(method, "key_func", key_func)
@@ -980,6 +1074,12 @@ class Dataset:
         Raises:
             TypeError: A number is not a whole number.
             ValueError: A number is below 1.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> windows = Dataset.range(5).window(3, shift=1, drop_remainder=True)
+            >>> [[int(x) for x in window] for window in windows]
+            [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
         """
         size = whole("window", "size", size)
         shift = size if shift is None else whole("window", "shift", shift)
@@ -1164,6 +1264,14 @@ class Dataset:
                 an interval below 1.
             Exception: Any error of a function of the dataset. :meth:`load` reports it, too, unless
                 the save can be resumed.
+
+        Example:
+            >>> import tempfile
+            >>> from dataservice import Dataset
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Dataset.range(3).save(f"{folder}/numbers")
+            ...     [int(x) for x in Dataset.load(f"{folder}/numbers")]
+            [0, 1, 2]
         """
         from dataservice.snapshot.save import save  # a layer above
 
@@ -1348,6 +1456,17 @@ class DatasetIterator(ElementIterator):
 
         Raises:
             UnimplementedError: As :meth:`get_state`.
+
+        Example:
+            >>> from dataservice import Dataset
+            >>> dataset = Dataset.range(100).shuffle(100, seed=1)
+            >>> elements = iter(dataset)
+            >>> first = next(elements)
+            >>> state = elements.state_dict()
+            >>> later = iter(dataset)  # usually in the next process
+            >>> later.load_state_dict(state)
+            >>> int(next(later)) == int(next(elements))
+            True
         """
         return {_STATE_KEY: self.get_state()}
 

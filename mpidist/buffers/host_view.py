@@ -41,6 +41,14 @@ def host_view(array: Any, *, read: bool = True) -> Array:
         ValueError: A torch tensor requires grad, or is lazily conjugated or negated. Or an output
             on a GPU is read-only, or has elements that share memory.
         FailedPreconditionError: The array is on a GPU, and there is no CuPy.
+
+    Example:
+        >>> import array
+        >>> import mpidist as dist
+        >>> numbers = array.array("d", [1.0, 2.0])
+        >>> dist.host_view(numbers)[0] = 5  # the same memory
+        >>> numbers
+        array('d', [5.0, 2.0])
     """
     if isinstance(array, np.ndarray):
         return array

@@ -36,6 +36,16 @@ class ClusterSpec:
         TypeError: The cluster is none of these, a job name or an address is not a string, or an
             index is not a number.
         ValueError: An index is out of range, or a job or an index is given twice.
+
+    Example:
+        >>> from mpidist import ClusterSpec
+        >>> spec = ClusterSpec({"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]})
+        >>> spec.num_tasks("worker")
+        2
+        >>> spec.task_address("worker", 1)
+        'c:2222'
+        >>> spec.as_dict()["ps"]
+        ['a:2222']
     """
 
     def __init__(self, cluster: Any) -> None:

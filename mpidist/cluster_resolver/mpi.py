@@ -41,6 +41,14 @@ class MPIClusterResolver(ClusterResolver):
         InvalidArgumentError: There is no task, a number or a rank is not possible, or a rule is
             unknown; also a ValueError.
         TypeError: The tasks of a job have another type.
+
+    Example:
+        >>> from mpidist.cluster_resolver import MPIClusterResolver
+        >>> resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+        >>> resolver.task_type, resolver.task_id
+        ('worker', 0)
+        >>> resolver.cluster_spec().jobs
+        ['ps', 'worker']
     """
 
     def __init__(

@@ -23,6 +23,14 @@ class SimpleClusterResolver(ClusterResolver):
     Raises:
         TypeError: ``cluster_spec`` is not a ClusterSpec of any library, or ``master`` is not a
             string.
+
+    Example:
+        >>> from mpidist import ClusterSpec
+        >>> from mpidist.cluster_resolver import SimpleClusterResolver
+        >>> spec = ClusterSpec({"ps": ["a:2222"], "worker": ["b:2222"]})
+        >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=0)
+        >>> resolver.master("ps", 0)
+        'a:2222'
     """
 
     def __init__(
@@ -91,6 +99,14 @@ class UnionResolver(ClusterResolver):
     Raises:
         TypeError: An argument is not a ClusterResolver.
         ValueError: There is no resolver.
+
+    Example:
+        >>> from mpidist import ClusterSpec
+        >>> from mpidist.cluster_resolver import SimpleClusterResolver, UnionResolver
+        >>> servers = SimpleClusterResolver(ClusterSpec({"ps": ["a:2222"]}))
+        >>> trainers = SimpleClusterResolver(ClusterSpec({"worker": ["b:2222", "c:2222"]}))
+        >>> UnionResolver(servers, trainers).cluster_spec().as_dict()
+        {'ps': ['a:2222'], 'worker': ['b:2222', 'c:2222']}
     """
 
     def __init__(

@@ -36,6 +36,19 @@ class TFConfigClusterResolver(ClusterResolver):
 
     Every call reads the variable. A variable that is not valid raises InvalidArgumentError, which
     is a ValueError.
+
+    Example:
+        >>> import json
+        >>> import os
+        >>> from mpidist.cluster_resolver import TFConfigClusterResolver
+        >>> cluster = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
+        >>> task = {"type": "worker", "index": 1}
+        >>> os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        >>> resolver = TFConfigClusterResolver()
+        >>> resolver.task_type, resolver.task_id
+        ('worker', 1)
+        >>> resolver.cluster_spec().num_tasks("worker")
+        2
     """
 
     def __init__(

@@ -59,6 +59,15 @@ def broadcast(
     Raises:
         ValueError: The array is read-only, or the source is missing or not in the group.
         DistError, ValueError: As in every collective; see :func:`all_reduce`.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> weights = np.arange(3.0) if dist.get_rank() == 0 else np.empty(3)
+        >>> dist.broadcast(weights, src=0)
+        >>> weights
+        array([0., 1., 2.])
     """
     pg = group_if_member(group)
     return None if pg is None else pg.broadcast(tensor, src, async_op, group_src)
@@ -98,6 +107,18 @@ def all_reduce(
         GroupBrokenError: An earlier blocking collective of the group is still pending past its
             limit, an operation failed after some of its MPI calls, or the ranks called different
             collectives.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> gradient = np.full(3, dist.get_rank() + 1.0)
+        >>> dist.all_reduce(gradient, op="mean")
+        >>> work = dist.all_reduce(gradient, async_op=True)
+        >>> work.wait()  # the result is in the array
+        True
+        >>> gradient
+        array([1., 1., 1.])
     """
     pg = group_if_member(group)
     return None if pg is None else pg.all_reduce(tensor, op, async_op)
@@ -226,6 +247,15 @@ def all_gather(
         ValueError: The list does not have one array per rank, or an array is read-only or has
             another shape or dtype.
         DistError, ValueError: As in every collective; see :func:`all_reduce`.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> parts = [np.empty(2) for _ in range(dist.get_world_size())]
+        >>> dist.all_gather(parts, np.array([1.0, 2.0]))
+        >>> parts[0]
+        array([1., 2.])
     """
     pg = group_if_member(group)
     return None if pg is None else pg.all_gather(tensor_list, tensor, async_op)
@@ -260,6 +290,15 @@ def all_gather_single(
     Raises:
         ValueError: The output is read-only, or its size or dtype does not fit.
         DistError, ValueError: As in every collective; see :func:`all_reduce`.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> rows = np.empty((dist.get_world_size(), 2))  # one row per rank
+        >>> dist.all_gather_single(rows, np.array([1.0, 2.0]))
+        >>> rows[dist.get_rank()]
+        array([1., 2.])
     """
     pg = group_if_member(group)
     return None if pg is None else pg.all_gather_into_tensor(output_tensor, input_tensor, async_op)
@@ -679,12 +718,7 @@ def coalescing_manager(
     ``all_reduce`` and ``broadcast`` calls for arrays of up to 32 KiB are fused into buffers of at
     most 256 KiB if they agree in reduction, root and dtype. Broadcasts may differ in dtype. The
     other collectives start one by one. Arrays hold their results after the block, or after
-    ``wait()`` of the object that the block yields::
-
-        with dist.coalescing_manager(async_ops=True) as manager:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
-        manager.wait()
+    ``wait()`` of the object that the block yields.
 
     All ranks must call the same collectives in the same order. Collectives in the block return
     None. No collective may use memory to which another one writes, and no array may change in the
@@ -704,6 +738,19 @@ def coalescing_manager(
     Raises:
         ValueError: A device is given, or two collectives use memory to which one of them writes.
         DistError, ValueError: As in every collective; see :func:`all_reduce`.
+
+    Example:
+        >>> import numpy as np
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> gradients = [np.ones(3), np.ones((2, 2))]
+        >>> with dist.coalescing_manager(async_ops=True) as manager:
+        ...     for gradient in gradients:
+        ...         dist.all_reduce(gradient)
+        >>> manager.wait()
+        True
+        >>> gradients[0]
+        array([1., 1., 1.])
     """
     check_options(device=device)
     pg = group_if_member(group)

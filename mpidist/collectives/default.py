@@ -90,6 +90,12 @@ def init_process_group(
         ValueError: The default group exists, an argument has no meaning for MPI or contradicts the
             launcher, torchrun has started several processes, the ranks give different backends, or
             MPI was started before with the other value of ``hooks``.
+
+    Example:
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()  # in a script under mpidist run: all ranks of the job
+        >>> dist.get_rank(), dist.get_world_size()
+        (0, 1)
     """
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")

@@ -59,6 +59,13 @@ def new_group(
     Raises:
         ValueError: A rank is given twice or is not in the world, or an argument has no meaning for
             MPI.
+
+    Example:
+        >>> import mpidist as dist
+        >>> world = dist.init_process_group()
+        >>> even = dist.new_group(range(0, world.size(), 2), timeout=30)
+        >>> if dist.get_rank() % 2 == 0:
+        ...     even.barrier()
     """
     check_options(backend, pg_options=pg_options, device_id=device_id)
     parent = group_or_default(None)
@@ -204,6 +211,13 @@ def new_cartesian_group(
 
     Raises:
         ValueError: The shape does not fit the number of ranks, or this rank is outside the group.
+
+    Example:
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> ring = dist.new_cartesian_group([dist.get_world_size()], periodic=True)
+        >>> ring.shift(0)  # the ranks before and after this rank
+        (0, 0)
     """
     parent, name = group_or_default(group), _name(group_desc)
     lengths = tuple(index(length) for length in shape)

@@ -385,6 +385,14 @@ def init_device_mesh(
             ranks give different meshes. If one rank raises, all ranks raise.
         KeyError: backend_override has an unknown name. The other ranks raise ValueError.
         IndexError: backend_override has an unknown number. The other ranks raise ValueError.
+
+    Example:
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> shape = (1, dist.get_world_size())
+        >>> mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=["replica", "shard"])
+        >>> mesh["shard"].get_group().size()
+        1
     """
     mesh = DeviceMesh.__new__(DeviceMesh)
 

@@ -25,6 +25,14 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     Raises:
         ValueError: The list does not have one entry per rank.
         DistError, ValueError: As in every collective; see :func:`mpidist.all_reduce`.
+
+    Example:
+        >>> import mpidist as dist
+        >>> group = dist.init_process_group()
+        >>> counts = [None] * dist.get_world_size()
+        >>> dist.all_gather_object(counts, {"batches": 14})
+        >>> counts[0]
+        {'batches': 14}
     """
     pg = group_if_member(group)
     if pg is not None:

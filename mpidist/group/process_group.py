@@ -885,12 +885,7 @@ class ProcessGroup:
         """Return one operation that is checked once and repeated.
 
         A repetition takes as long as the call of MPI. It matches plain calls of the same operation
-        on other members::
-
-            reduce_gradient = group.prepare("all_reduce", gradient)
-            for batch in batches:
-                gradient[:] = ...
-                reduce_gradient()
+        on other members.
 
         Args:
             name: One of :attr:`repeatable`, ``"send"`` or ``"recv"``.
@@ -903,6 +898,18 @@ class ProcessGroup:
         Raises:
             ValueError: There is no such operation, or it would work on copies of its arrays,
                 because they are strided or of a type that MPI does not reduce.
+
+        Example:
+            >>> import numpy as np
+            >>> import mpidist as dist
+            >>> group = dist.init_process_group()
+            >>> gradient = np.empty(3)
+            >>> reduce_gradient = group.prepare("all_reduce", gradient)
+            >>> for step in range(2):
+            ...     gradient[:] = step
+            ...     reduce_gradient()
+            >>> gradient
+            array([1., 1., 1.])
         """
         if "async_op" in kwargs:
             raise TypeError("prepare takes no async_op: call the result, or start() it")

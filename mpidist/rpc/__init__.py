@@ -48,6 +48,16 @@ def open_endpoint(
     Raises:
         DistNetworkError: The number is in use, or does not belong to this rank.
         ValueError: The protocol is unknown.
+
+    Example:
+        >>> import mpidist as dist
+        >>> def upper(request):
+        ...     return dist.Reply(request.body.upper())
+        >>> with dist.open_endpoint() as endpoint:
+        ...     endpoint.register("text", {"Upper": upper})
+        ...     endpoint.serve_in_thread()
+        ...     endpoint.call(endpoint.address, "text/Upper", b"hello").result().body
+        b'HELLO'
     """
     if peer is None:
         transport = transport_of(protocol, launched=launched())

@@ -37,7 +37,20 @@ _LONGEST_SLEEP_S = 0.02
 
 
 class HashStore(Store):
-    """A store for the threads of one process; as torch's ``HashStore``."""
+    """A store for the threads of one process; as torch's ``HashStore``.
+
+    Example:
+        >>> import mpidist as dist
+        >>> store = dist.HashStore()
+        >>> store.set("loss", "0.5")
+        >>> store.get("loss")
+        b'0.5'
+        >>> store.add("batches", 10)
+        10
+        >>> dist.PrefixStore("trial", store).set("loss", "0.25")
+        >>> store.get("trial/loss")
+        b'0.25'
+    """
 
     def __init__(self) -> None:
         super().__init__()
