@@ -122,9 +122,14 @@ class InvalidArgumentError(OpError, ValueError):
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """The deadline passed before the call ended."""
+    """The deadline passed before the call ended.
+
+    Attributes:
+        ranks: World ranks that are late, if the call knows them, as ``monitored_barrier`` does.
+    """
 
     code = 4
+    ranks: tuple[int, ...] = ()
 
 
 class NotFoundError(OpError, LookupError):

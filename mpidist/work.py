@@ -133,8 +133,8 @@ class Work:
             self.block(float("inf") if limit is None else time.monotonic() + limit)
             if not self._done:
                 raise DeadlineExceededError(
-                    f"{self.name} has not completed within {limit:g} s; it stays pending, and "
-                    "wait() may be called again"
+                    f"{self.name} has not completed within {limit:g} s; after the timeout it stays "
+                    "pending, and wait() may be called again"
                 )
         if self._error is not None:
             raise self._error

@@ -205,11 +205,11 @@ def _receive_logs(comm: MPI.Intracomm, group: int) -> None:
 
 
 def _line_of_script() -> str:
-    """Return the line that called this package, as " at FILE:LINE"."""
+    """Return the line that called this package, or torch above it, as " at FILE:LINE"."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in ("mpidist", "contextlib"):
+        if name.partition(".")[0] not in ("mpidist", "contextlib", "torch"):
             return f" at {frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return f" at {frame.f_code.co_filename}:{frame.f_lineno}"

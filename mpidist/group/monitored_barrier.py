@@ -76,9 +76,11 @@ class MonitoredBarrier:
         absent = [other for other in missing if other != rank]
         if absent:
             reasons.append(f"rank(s) {self._listed(absent)} did not come within {limit:g} s")
-        return DeadlineExceededError(
+        error = DeadlineExceededError(
             f"monitored_barrier of group {self._info.name!r}: {'; '.join(reasons)}"
         )
+        error.ranks = tuple(self._info.ranks[other] for other in missing)
+        return error
 
     def _listed(self, ranks: Sequence[int]) -> str:
         """Return the world ranks of some members, as text."""

@@ -211,6 +211,13 @@ class ProcessGroup:
         """
         self._submission.free()
 
+    def abort(self) -> None:
+        """Refuse every later operation, without the other members.
+
+        Pending operations stay pending. The communicator is not released.
+        """
+        self._submission.abort()
+
     # Reductions
 
     @overload

@@ -152,17 +152,17 @@ class Submission:
                     comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
                 op.outputs = list(outputs)
-            if (
-                limit is None
-                and not async_op
-                and (op.__class__ is not GpuOp or not self._has_queued())
-            ):
-                self._run(op)
-                return None
             # This collective may start while the comparison of an earlier one is pending. Its Work
             # must not succeed before that comparison.
             if comparison is None and self._uncompared:
                 comparison = self._uncompared[-1].comparison
+            if (
+                not async_op
+                and comparison is None
+                and (op.__class__ is not GpuOp or (limit is None and not self._has_queued()))
+            ):
+                self._run(op, limit, left)
+                return None
             work = self._start(op) if comparison is None else self._start_uncompared(op, comparison)
         finally:
             self._turn.release()
@@ -203,10 +203,7 @@ class Submission:
         fork.check_mpi()
         self.check_alive()
         limit = self.limit if op.limit is None else op.limit
-        if limit is None:
-            self._run(op)
-        else:
-            self._wait_within(op, self._start(op), limit, limit)
+        self._run(op, limit, limit)
         return op.root
 
     def run_message_of_collective(self, op: Op) -> None:
@@ -331,16 +328,23 @@ class Submission:
             if not pending and self._broken_by is None:
                 self._backend.free()
 
+    def abort(self) -> None:
+        """Refuse every later operation. The communicator is not released."""
+        self.freed = self._refusing = True
+
     # Inside
 
-    def _run(self, op: Op) -> None:
-        key = id(op)
+    def _run(self, op: Op, limit: float | None, left: float | None) -> None:
+        """Run an operation within the rest of its time limit. One on GPUs has no limit."""
+        key, late = id(op), None
         self._current[key] = op
         try:
             if op.__class__ is GpuOp:
                 self._backend_for_gpus().run(op)
-            else:
+            elif left is None:
                 self._run_by_backend(op)
+            else:
+                late = self._backend.run_within(op, time.monotonic() + left)
         except BaseException as error:  # an interrupt between two messages, too
             self._handle_failure(op, error)
             if isinstance(error, self._error):
@@ -349,6 +353,8 @@ class Submission:
             raise
         finally:
             self._current.pop(key, None)
+        if late is not None:
+            raise self._keep_late(op, late, limit)
         if op.finish is not None:
             op.finish()
 
@@ -496,6 +502,15 @@ class Submission:
         with self._state_lock:
             self._late, self._refusing = work, True
 
+    def _keep_late(self, op: Op, work: Work, limit: float | None) -> DeadlineExceededError:
+        """Keep the Work of an operation that is past its limit. Return the error to raise."""
+        assert limit is not None
+        if op.sequence:
+            self._set_late(work)
+        else:
+            op.late = work
+        return self._past_its_limit(op.describe(), limit)
+
     def _wait_within(self, op: Op, work: Work, limit: float | None, left: float | None) -> None:
         """Wait for the rest of a time limit, in seconds; without a limit until the end."""
         try:
@@ -503,20 +518,13 @@ class Submission:
         except DeadlineExceededError:
             if limit is None:
                 raise
-            if op.sequence:
-                self._set_late(work)
-            else:
-                op.late = work
-            raise self._past_its_limit(op.describe(), limit) from None
-        sender = work.result()
-        if op.name == "recv":
-            op.root = self._info.ranks.index(sender)
+            raise self._keep_late(op, work, limit) from None
 
     def _past_its_limit(self, text: str, limit: float) -> DeadlineExceededError:
         return DeadlineExceededError(
             f"{text} has not completed within {limit:g} s on rank "
-            f"{self._info.ranks[self._info.rank]}; it stays pending, and its arrays must not be "
-            "used"
+            f"{self._info.ranks[self._info.rank]}; after the timeout it stays pending, and its "
+            "arrays must not be used"
         )
 
     def _collect(self, op: Op, outputs: Sequence[Any] | None) -> bool:

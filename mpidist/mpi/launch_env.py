@@ -43,6 +43,11 @@ def rank_hint(env: Mapping[str, str]) -> int | None:
     return _number(env, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
+def local_rank_hint(env: Mapping[str, str]) -> int | None:
+    """Return the number of this process among the ranks on its host, or None."""
+    return _number(env, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
 def local_size_hint(env: Mapping[str, str]) -> int | None:
     """Return the number of ranks on this host that the launcher announces, or None."""
     return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")

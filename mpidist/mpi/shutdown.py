@@ -240,8 +240,10 @@ def end_job(
     with contextlib.suppress(Exception):
         text = f"{trace.rstrip()}\nmpidist: {identity} ends the job: {reason}".lstrip()
         if prints:
-            sys.stderr.write(f"{text if isinstance(code, int) else code}\n")
-            sys.stderr.flush()
+            # torch's excepthook buffers sys.stderr in memory while it calls the previous hook.
+            stream = sys.__stderr__ or sys.stderr
+            stream.write(f"{text if isinstance(code, int) else code}\n")
+            stream.flush()
     records.write_failure(identity, reason, trace, status)
     if not prints:
         time.sleep(_READ_LIMIT_S)  # the abort of this rank could cut off the other one's output

@@ -1,0 +1,24 @@
+"""The backend ``"mpidist"`` of ``torch.distributed``: torch's process groups on MPI.
+
+Import this module, and torch has the backend for tensors on the CPU and on CUDA GPUs::
+
+    import torch.distributed as dist
+    import mpidist.torch
+
+    dist.init_process_group("mpidist")
+
+Start the script with ``mpidist run``, mpiexec or srun. MPI knows the ranks, so no address and no
+port are needed. DistributedDataParallel, FSDP2, DTensor, DeviceMesh and distributed checkpoints
+use the groups like those of torch's own backends. docs/guides/torch_backend.md has the details.
+
+torch 2.14 and later import this module by themselves, and also offer it as the backend ``"mpi"``.
+"""
+
+from mpidist.torch.launch import set_launch_variables, use_mpi_rendezvous
+from mpidist.torch.process_group import MpidistProcessGroup, register_backend
+
+__all__ = ["MpidistProcessGroup", "register_backend"]
+
+set_launch_variables()
+use_mpi_rendezvous()
+register_backend()

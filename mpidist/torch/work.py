@@ -1,0 +1,111 @@
+"""torch's handle of an asynchronous operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future as ConcurrentFuture
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mpidist.work import Work
+
+
+class MpidistWork(dist.Work):
+    """The handle of an operation, as ``torch.distributed.Work``.
+
+    Args:
+        work: The handle of mpidist; None if the operation has ended.
+        tensors: The result of the operation.
+        ranks: World ranks of the group, to find the sender of a message.
+    """
+
+    def __init__(
+        self, work: Work | None, tensors: Sequence[torch.Tensor], ranks: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors
+        self._ranks = ranks
+        self._future: _Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the operation has ended.
+
+        Args:
+            timeout: Time limit; by default that of the group.
+
+        Raises:
+            DeadlineExceededError: The operation has not ended in time. It stays pending.
+            Exception: The error of the operation.
+        """
+        if self._work is not None:
+            # C++ passes 0 for the default.
+            self._work.wait(timeout or None)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, with success or an error."""
+        return self._work is None or self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended without an error."""
+        return self._work is None or self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the operation; None if it is pending or has succeeded."""
+        return None if self._work is None else self._work.exception()
+
+    def synchronize(self) -> None:
+        """Block until the operation has ended, as :meth:`wait`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait, and return the output tensors."""
+        self.wait()
+        return list(self._tensors)
+
+    def source_rank(self) -> int:
+        """Return the group rank of the sender of a received message."""
+        assert self._work is not None
+        return self._ranks.index(self._work.result())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future with the output tensors. A background thread completes it."""
+        if self._future is None:
+            self._future = _Future(self._work, list(self._tensors))
+        return self._future
+
+
+class _Future(torch.futures.Future[list[torch.Tensor]]):
+    """A future that makes its operation progress while a thread waits for it.
+
+    A callback may wait for a further operation, as PowerSGD's does. It runs on the background
+    thread, which then cannot complete that operation's future.
+    """
+
+    def __init__(self, work: Work | None, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors
+        if work is None:
+            self.set_result(tensors)
+        else:
+            work.get_future().add_done_callback(self._settle)
+
+    def wait(self) -> list[torch.Tensor]:
+        """Block until the operation has ended, and return the output tensors."""
+        if self._work is not None and not self.done():
+            self._work.wait()
+        return super().wait()  # type: ignore[no-any-return]
+
+    def _settle(self, ended: ConcurrentFuture[Any]) -> None:
+        error = ended.exception()
+        if error is None:
+            self.set_result(self._tensors)
+        else:
+            self.set_exception(error)

@@ -1,0 +1,17 @@
+"""Fixtures for tests of the torch backend. The tests run where torch is installed."""
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+import mpidist.torch  # noqa: F401
+
+
+@pytest.fixture
+def backend():
+    """Make torch's default group of all ranks, and destroy it after the test."""
+    dist.init_process_group("mpidist", timeout=timedelta(seconds=20))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
