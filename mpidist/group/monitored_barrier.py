@@ -51,6 +51,7 @@ class MonitoredBarrier:
         else:
             missing, gone = self._collect_reports(tag, deadline, limit, name_all)
         if missing or gone:
+            self._submission.expects_late_messages = True
             raise self._error(missing, gone, limit)
 
     def _error(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Keys of waits in the registry, a new one for each wait: several threads may wait for one Work.
 # Negative, because blocking operations use their ids.
 _wait_keys = itertools.count(-1, -1)
+_FREE_TAG = RESERVED_TAGS[971]
+# Messages about the end of communicators that MPI is still sending.
+_told: list[tuple[MPI.Request, np.ndarray[Any, Any]]] = []
 _QUICK_TESTS = 50  # tests of a request without a pause: some 10 us
 _NEIGHBORS_TAG = RESERVED_TAGS[1]  # the first of one tag for each side
 
@@ -123,9 +126,32 @@ class MpiBackend:
             op.root = status.source
         return None
 
-    def free(self) -> None:
-        """Collective. Release the communicator."""
-        self._comm.Free()
+    def free(self, *, clean: bool = True) -> None:
+        """Collective. Release the communicator, if it is clean on all members.
+
+        Open MPI gives the context id of a freed communicator to the next one, which would take late
+        messages for its own and lose others. So no member frees a communicator if any member may
+        have such messages. The members agree by a dissemination barrier (Hensgen, Finkel and
+        Manber, 1988). A member that is not clean does not wait for others.
+
+        Args:
+            clean: True if this member has no pending operation, and expects no late message.
+        """
+        comm, distance = self._comm, 1
+        while distance < comm.size:
+            told = np.array([clean])
+            _told.append((comm.Isend(told, (comm.rank + distance) % comm.size, _FREE_TAG), told))
+            if clean:
+                heard = np.empty(1, bool)
+                request = comm.Irecv(heard, (comm.rank - distance) % comm.size, _FREE_TAG)
+                backoff = Backoff()
+                while not request.Test():
+                    backoff.pause()
+                clean = bool(heard[0])
+            distance *= 2
+        _told[:] = [entry for entry in _told if not entry[0].Test()]
+        if clean:
+            comm.Free()
 
     def _run_parts(self, op: Op) -> None:
         requests: list[MPI.Request] = []

@@ -51,6 +51,7 @@ class Submission:
     Attributes:
         limit: Time limit of every operation, in seconds; None for none.
         freed: True once the group was destroyed.
+        expects_late_messages: True after a ``monitored_barrier`` without all members.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Submission:
     ) -> None:
         self.limit = limit
         self.freed = False
+        self.expects_late_messages = False
         self._comm = comm
         self._info = info
         self._number = info.number
@@ -310,11 +312,7 @@ class Submission:
             raise ValueError(f"group {self._info.name!r} was destroyed and cannot be used any more")
 
     def free(self) -> None:
-        """Collective. Release the communicator.
-
-        A rank with pending operations does not free the communicator. Open MPI would reuse its
-        context id and take a late message for one of the new group.
-        """
+        """Collective. Release the communicator, unless a member may still have messages on it."""
         self.check_alive()
         self.freed = self._refusing = True
         if self._gpu_backend is not None:
@@ -324,9 +322,9 @@ class Submission:
             else:
                 self._gpu_backend.free()  # waits for its pending operations
         pending = [work for work in list(self._pending.values()) if not work.is_completed()]
+        clean = not pending and not self.expects_late_messages and self._broken_by is None
         with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
-            if not pending and self._broken_by is None:
-                self._backend.free()
+            self._backend.free(clean=clean)
 
     def abort(self) -> None:
         """Refuse every later operation. The communicator is not released."""
