@@ -1,0 +1,129 @@
+"""Jobs that use the backend as scripts do: launch, rendezvous, errors and ends."""
+
+import json
+
+import pytest
+import torch
+from _cases.jobs import run_job, run_ranks
+
+# Neither imports mpidist nor knows an address.
+UNEDITED = """\
+    import json, os
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group({backend!r})
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    ranks = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if dist.get_rank() == 0:
+        print(json.dumps([tensor.tolist(), ranks, dist.get_backend()]))
+    dist.destroy_process_group()
+"""
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+
+
+@pytest.mark.parametrize("start", ["mpidist run", "mpiexec"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "mpidist",
+        "gloo",
+        pytest.param("mpi", marks=pytest.mark.skipif(not NEW_ENOUGH, reason="needs torch 2.14")),
+    ],
+)
+def test_unedited_script(start, backend, tmp_path):
+    source = UNEDITED.format(backend=backend)
+    if start == "mpiexec":
+        job = run_ranks(tmp_path, 2, source, timeout_s=60)
+    else:
+        job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status == 0, job.err
+    values, ranks, used = json.loads(job.out.splitlines()[-1])
+    assert (values, ranks, used) == ([2.0] * 3, ["0", "2", "0", "2"], backend)
+
+
+def test_plain_process(tmp_path):
+    source = """\
+        import torch, torch.distributed as dist, mpidist.torch
+        dist.init_process_group("mpidist")
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        print(tensor.tolist(), dist.get_world_size())
+    """
+    job = run_job(tmp_path, ["-n", "1"], source, timeout_s=60)
+    assert (job.status, job.out.strip()) == (0, "[1.0, 1.0] 1"), job.err
+
+
+def test_uncaught_exception_shows_its_traceback(tmp_path):
+    source = """\
+        import torch, torch.distributed as dist
+        dist.init_process_group("mpidist")
+        if dist.get_rank() == 1:
+            raise RuntimeError("a mistake of rank 1")
+        dist.barrier()
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status == 1
+    assert 'script.py", line 4' in job.err
+    assert "rank 1" in job.err.splitlines()[-1]
+    assert "a mistake of rank 1" in job.err.splitlines()[-1]
+
+
+def test_killed_rank_ends_the_job(tmp_path):
+    source = """\
+        import os, signal, torch, torch.distributed as dist
+        dist.init_process_group("mpidist")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(2))
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status != 0
+    assert "rank 1" in job.err.splitlines()[-1]
+    assert "SIGKILL" in job.err.splitlines()[-1]
+
+
+def test_rank_that_leaves_is_named(tmp_path):
+    source = """\
+        import torch, torch.distributed as dist
+        dist.init_process_group("mpidist")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(2))
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status != 0
+    assert "waits for rank 1, whose script has ended" in job.err
+
+
+def test_torchrun_is_refused(tmp_path):
+    source = """\
+        import os, mpidist.torch, torch.distributed as dist
+        os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
+        store = dist.HashStore()
+        dist.init_process_group("mpidist", store=store, rank=0, world_size=2)
+    """
+    job = run_job(tmp_path, ["-n", "1"], source, timeout_s=60)
+    assert job.status == 1
+    assert "torch has rank 0 of 2, but MPI has rank 0 of 1" in job.err
+
+
+def test_forked_child_is_refused(tmp_path):
+    source = """\
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("mpidist")
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.all_reduce(torch.ones(1))
+            except Exception as error:
+                print(type(error).__name__, error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        dist.barrier()
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status == 0, job.err
+    assert job.out.count("forkserver") == 2
