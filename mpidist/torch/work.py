@@ -22,14 +22,18 @@ class MpidistWork(dist.Work):
         ranks: World ranks of the group, to find the sender of a message.
     """
 
+    # Class attributes for values that most works never set make a Work cheaper.
+    _ranks: Sequence[int] = ()
+    _future: _Future | None = None
+
     def __init__(
         self, work: Work | None, tensors: Sequence[torch.Tensor], ranks: Sequence[int] = ()
     ) -> None:
         super().__init__()
         self._work = work
         self._tensors = tensors
-        self._ranks = ranks
-        self._future: _Future | None = None
+        if ranks:
+            self._ranks = ranks
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation has ended.
