@@ -1,5 +1,6 @@
 """Every module can be the first import of a program."""
 
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -28,6 +29,9 @@ def test_each_module_first():
     """Importing any module of strategy or dataservice imports the whole package first."""
     modules = pkgutil.walk_packages(mpidist.__path__, "mpidist.")
     names = [each.name for each in modules if not each.name.endswith("__main__")]
+    if importlib.util.find_spec("torch") is None:
+        names = [name for name in names if not name.startswith("mpidist.torch.")]
+        names.remove("mpidist.torch")
     assert len(names) > 100
     ended = subprocess.run(
         [sys.executable, "-c", EACH_FIRST, *names, "strategy", "dataservice"],
