@@ -408,7 +408,9 @@ class _Driver:
                 self._running = True
 
     def _run(self) -> None:
-        backoff = Backoff()
+        # A turn takes 0.2 ms, so the thread sleeps only after a second. Large reductions make
+        # progress only while it tests them.
+        backoff = Backoff(5000)
         for turn in itertools.count():
             with self._lock:
                 works, self._works = self._works, []
