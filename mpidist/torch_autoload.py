@@ -9,7 +9,7 @@ def load() -> None:
     torch calls this function at the end of its import. Scripts under mpirun then need no import of
     their own. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` turns the call off.
     """
-    from mpidist.mpi.launch_env import launcher_of
+    from mpidist.mpi.launch_env import is_rank
 
-    if launcher_of(os.environ) is not None:
+    if is_rank(os.environ):
         import mpidist.torch  # noqa: F401

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -132,13 +133,17 @@ class Work:
             limit = self.limit if limit is None else limit
             self.block(float("inf") if limit is None else time.monotonic() + limit)
             if not self._done:
-                raise DeadlineExceededError(
-                    f"{self.name} has not completed within {limit:g} s; after the timeout it stays "
-                    "pending, and wait() may be called again"
-                )
+                raise self.past_limit(limit)
         if self._error is not None:
             raise self._error
         return True
+
+    def past_limit(self, limit: float | None) -> DeadlineExceededError:
+        """Return the error of an operation that has not ended within a limit, in seconds."""
+        return DeadlineExceededError(
+            f"{self.name} has not completed within {limit:g} s; after the timeout it stays "
+            "pending, and wait() may be called again"
+        )
 
     def result(self, timeout: Timeout = None) -> Any:
         """Wait, and return the result of the operation; raises as :meth:`wait`.
@@ -152,7 +157,11 @@ class Work:
         return self._value
 
     def get_future(self) -> WorkFuture:
-        """Return a future with the result or the error of this work."""
+        """Return a future with the result or the error of this work.
+
+        If the work has a time limit, the future gets a DeadlineExceededError when the limit has
+        passed, counted from the first call.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -378,6 +387,8 @@ def gather_works(name: str, works: list[Work]) -> Work:
 
 def _settle(work: Work) -> None:
     future = work.get_future()
+    if future.done():  # past its time limit
+        return
     if work._error is not None:
         work._error.__dict__[_SEEN] = True
         future.set_exception(work._error)
@@ -394,15 +405,16 @@ class _Driver:
     def reset(self) -> None:
         """Forget the works and the thread, which a forked child does not have."""
         self._lock = threading.Lock()
-        self._works: list[tuple[Work, ExitStack]] = []
+        self._works: list[tuple[Work, ExitStack, float]] = []  # with deadlines
         self._running = False
 
     def add(self, work: Work) -> None:
         """Drive a work until it has ended."""
         waits = ExitStack()
         waits.enter_context(work.waiting())
+        deadline = math.inf if work.limit is None else time.monotonic() + work.limit
         with self._lock:
-            self._works.append((work, waits))
+            self._works.append((work, waits, deadline))
             if not self._running:
                 threading.Thread(target=self._run, name="mpidist-futures", daemon=True).start()
                 self._running = True
@@ -414,17 +426,24 @@ class _Driver:
         for turn in itertools.count():
             with self._lock:
                 works, self._works = self._works, []
-                for work, waits in works:
+                late, now = [], time.monotonic()
+                for work, waits, deadline in works:
                     if work._done:
                         waits.close()
                         backoff.reset()
-                    else:
-                        self._works.append((work, waits))
-                pending = [work for work, _ in self._works]
+                    elif now < deadline:
+                        self._works.append((work, waits, deadline))
+                    else:  # it is driven on, for the other ranks
+                        late.append(work)
+                        self._works.append((work, waits, math.inf))
+                pending = [work for work, *_ in self._works]
                 self._running = bool(pending)
             if not pending or fork.mpi_has_ended():
                 return
             try:
+                for work in late:
+                    with suppress(InvalidStateError):  # the work has ended meanwhile
+                        work.get_future().set_exception(work.past_limit(work.limit))
                 for work in pending:
                     work.is_completed()  # this tests the requests of MPI
                 # Other works make progress only while a thread waits for one of them.

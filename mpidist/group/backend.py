@@ -29,5 +29,5 @@ class Backend(Protocol):
         before it ends.
         """
 
-    def free(self) -> None:
+    def free(self) -> object:
         """Release the communicator. Collective; no operation is pending."""

@@ -78,6 +78,15 @@ def signature_of(op: Op, nonblocking: bool) -> Signature:
     return op.name, +op.reduce if kind else 0, op.root, size, kind, nonblocking
 
 
+def checksum_of(log: list[Signature]) -> tuple[list[Signature], int]:
+    """Return a log with one type character for each dtype, and its checksum."""
+    if not _SAME_KIND.keys().isdisjoint(map(itemgetter(4), log)):
+        log = [
+            (*one[:4], _SAME_KIND[one[4]], one[5]) if one[4] in _SAME_KIND else one for one in log
+        ]
+    return log, zlib.crc32(marshal.dumps(log, 2))  # later versions depend on shared references
+
+
 class Comparison(Op):
     """An all-reduce that detects different collectives.
 
@@ -88,12 +97,7 @@ class Comparison(Op):
     """
 
     def __init__(self, op: Op, log: list[Signature], comm: MPI.Intracomm) -> None:
-        if not _SAME_KIND.keys().isdisjoint(map(itemgetter(4), log)):
-            log = [
-                (*one[:4], _SAME_KIND[one[4]], one[5]) if one[4] in _SAME_KIND else one
-                for one in log
-            ]
-        checksum = zlib.crc32(marshal.dumps(log, 2))  # later versions depend on shared references
+        log, checksum = checksum_of(log)
         rank = op.group.rank
         self._keys = np.array(
             [

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 # Negative, because blocking operations use their ids.
 _wait_keys = itertools.count(-1, -1)
 _FREE_TAG = RESERVED_TAGS[971]
-# Messages about the end of communicators that MPI is still sending.
-_told: list[tuple[MPI.Request, np.ndarray[Any, Any]]] = []
+_FREE_S = 5.0  # seconds in which the members agree about the end of a communicator
+# Messages about the end of communicators that MPI is still sending or receiving.
+_ending: list[tuple[MPI.Request, np.ndarray[Any, Any]]] = []
 # Then tests yield the core, for some 0.1 s. MPI moves data only while a request is tested: with
 # 5000 yields, Open MPI's reduce of 16 MiB took seconds, because later pauses sleep.
 _YIELDS = 100_000
@@ -129,32 +130,41 @@ class MpiBackend:
             op.root = status.source
         return None
 
-    def free(self, *, clean: bool = True) -> None:
+    def free(self, *, clean: bool = True, calls: tuple[int, int] = (0, 0)) -> int | None:
         """Collective. Release the communicator, if it is clean on all members.
 
         Open MPI gives the context id of a freed communicator to the next one, which would take late
         messages for its own and lose others. So no member frees a communicator if any member may
         have such messages. The members agree by a dissemination barrier (Hensgen, Finkel and
-        Manber, 1988). A member that is not clean does not wait for others.
+        Manber, 1988). A member that is not clean does not wait for others, and others wait for a
+        few seconds.
 
         Args:
             clean: True if this member has no pending operation, and expects no late message.
+            calls: Number and checksum of the calls of this member, equal on all members.
+
+        Returns:
+            The group rank of a member whose calls differ, if this member has met one.
         """
-        comm, distance = self._comm, 1
+        comm, distance, different = self._comm, 1, None
+        deadline = time.monotonic() + _FREE_S
         while distance < comm.size:
-            told = np.array([clean])
-            _told.append((comm.Isend(told, (comm.rank + distance) % comm.size, _FREE_TAG), told))
+            told = np.array([clean, *calls], np.int64)
+            _ending.append((comm.Isend(told, (comm.rank + distance) % comm.size, _FREE_TAG), told))
             if clean:
-                heard = np.empty(1, bool)
-                request = comm.Irecv(heard, (comm.rank - distance) % comm.size, _FREE_TAG)
-                backoff = Backoff()
-                while not request.Test():
+                heard, source = np.zeros(3, np.int64), (comm.rank - distance) % comm.size
+                request, backoff = comm.Irecv(heard, source, _FREE_TAG), Backoff()
+                while not request.Test() and time.monotonic() < deadline:
                     backoff.pause()
-                clean = bool(heard[0])
+                if heard[0] and tuple(heard[1:]) != calls:
+                    different = source
+                clean = bool(heard[0]) and different is None
+                _ending.append((request, heard))
             distance *= 2
-        _told[:] = [entry for entry in _told if not entry[0].Test()]
+        _ending[:] = [entry for entry in _ending if not entry[0].Test()]
         if clean:
             comm.Free()
+        return different
 
     def _run_parts(self, op: Op) -> None:
         requests: list[MPI.Request] = []

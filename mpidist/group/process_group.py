@@ -207,7 +207,8 @@ class ProcessGroup:
         """Collective. Destroy the group; every later operation raises ValueError.
 
         Raises:
-            ValueError: The group was destroyed before.
+            ValueError: The group was destroyed before, or the members have called different
+                collectives since the last comparison.
         """
         self._submission.free()
 

@@ -18,6 +18,7 @@ from mpidist.group.consistency import (
     COMPARED_AT_FIRST,
     PERIOD,
     Comparison,
+    checksum_of,
     signature_of,
 )
 from mpidist.group.gpu_operation import GpuOp
@@ -312,7 +313,11 @@ class Submission:
             raise ValueError(f"group {self._info.name!r} was destroyed and cannot be used any more")
 
     def free(self) -> None:
-        """Collective. Release the communicator, unless a member may still have messages on it."""
+        """Collective. Release the communicator, unless a member may still have messages on it.
+
+        Raises:
+            ValueError: The members have called different collectives since the last comparison.
+        """
         self.check_alive()
         self.freed = self._refusing = True
         if self._gpu_backend is not None:
@@ -324,7 +329,17 @@ class Submission:
         pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         clean = not pending and not self.expects_late_messages and self._broken_by is None
         with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
-            self._backend.free(clean=clean)
+            calls = (self._sequence, checksum_of(self._log)[1]) if self._compares else (0, 0)
+            different = self._backend.free(clean=clean, calls=calls)
+        if different is not None:
+            info = self._info
+            raise ValueError(
+                f"the members of group {info.name!r} have called different collectives: rank "
+                f"{info.ranks[info.rank]} has called {self._sequence}, and rank "
+                f"{info.ranks[different]} has not called the same ones. Results since number "
+                f"{self._sequence - len(self._log) + 1} may be wrong. Set MPIDIST_DEBUG=detail to "
+                "get an error at the call"
+            )
 
     def abort(self) -> None:
         """Refuse every later operation. The communicator is not released."""

@@ -33,6 +33,17 @@ def launcher_of(env: Mapping[str, str]) -> str | None:
     return None
 
 
+def is_rank(env: Mapping[str, str]) -> bool:
+    """Return whether a launcher of MPI, and not torchrun, has started this process.
+
+    The processes of torchrun inherit the variables of a launcher that has started torchrun.
+
+    Args:
+        env: Usually ``os.environ``.
+    """
+    return launcher_of(env) is not None and "TORCHELASTIC_RUN_ID" not in env
+
+
 def size_hint(env: Mapping[str, str]) -> int | None:
     """Return the number of ranks that the launcher announces, or None."""
     return _number(env, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

@@ -14,11 +14,16 @@ use the groups like those of torch's own backends. docs/guides/torch_backend.md 
 torch 2.14 and later import this module by themselves, and also offer it as the backend ``"mpi"``.
 """
 
-from mpidist.torch.launch import set_launch_variables, use_mpi_rendezvous
+from mpidist.torch.launch import (
+    set_launch_variables,
+    use_mpi_rendezvous,
+    use_torchs_debug_level,
+)
 from mpidist.torch.process_group import MpidistProcessGroup, register_backend
 
 __all__ = ["MpidistProcessGroup", "register_backend"]
 
 set_launch_variables()
 use_mpi_rendezvous()
+use_torchs_debug_level()
 register_backend()

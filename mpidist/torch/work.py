@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future as ConcurrentFuture
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class MpidistWork(dist.Work):
 
     # Class attributes for values that most works never set make a Work cheaper.
     _ranks: Sequence[int] = ()
-    _future: _Future | None = None
+    _future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def __init__(
         self, work: Work | None, tensors: Sequence[torch.Tensor], ranks: Sequence[int] = ()
@@ -79,37 +79,35 @@ class MpidistWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future with the output tensors. A background thread completes it."""
+        """Return a future with the output tensors. A background thread completes it.
+
+        Each future has a thread of its own for its callbacks. A callback may wait for the future of
+        a further operation, as PowerSGD's does.
+        """
         if self._future is None:
-            self._future = _Future(self._work, list(self._tensors))
+            self._future = _future_of(self._work, list(self._tensors))
         return self._future
 
 
-class _Future(torch.futures.Future[list[torch.Tensor]]):
-    """A future that makes its operation progress while a thread waits for it.
+def _future_of(
+    work: Work | None, tensors: list[torch.Tensor]
+) -> torch.futures.Future[list[torch.Tensor]]:
+    ended: torch.futures.Future[Any] = torch.futures.Future()
+    if work is None:
+        ended.set_result(tensors)
+        return ended
+    future = work.get_future()
 
-    A callback may wait for a further operation, as PowerSGD's does. It runs on the background
-    thread, which then cannot complete that operation's future.
-    """
+    def start_callbacks(_: object) -> None:
+        Thread(target=ended.set_result, args=(None,), name="mpidist-torch", daemon=True).start()
 
-    def __init__(self, work: Work | None, tensors: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._work = work
-        self._tensors = tensors
-        if work is None:
-            self.set_result(tensors)
-        else:
-            work.get_future().add_done_callback(self._settle)
+    def result(_: object) -> list[torch.Tensor]:
+        error = future.exception()
+        if error is not None:
+            raise error
+        return tensors
 
-    def wait(self) -> list[torch.Tensor]:
-        """Block until the operation has ended, and return the output tensors."""
-        if self._work is not None and not self.done():
-            self._work.wait()
-        return super().wait()  # type: ignore[no-any-return]
-
-    def _settle(self, ended: ConcurrentFuture[Any]) -> None:
-        error = ended.exception()
-        if error is None:
-            self.set_result(self._tensors)
-        else:
-            self.set_exception(error)
+    future.add_done_callback(start_callbacks)
+    # set_exception of torch's futures stores the error as a value. Autograd's threads, which are in
+    # C++, would take it for the tensors. The error of a callback reaches them as an error.
+    return ended.then(result)

@@ -98,6 +98,65 @@ def test_rank_that_leaves_is_named(tmp_path):
     assert "waits for rank 1, whose script has ended" in job.err
 
 
+def test_addresses_of_torchrun_are_not_needed(tmp_path):
+    variables = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29511"}  # an address of no host
+    job = run_job(
+        tmp_path, ["-n", "2"], UNEDITED.format(backend="mpidist"), timeout_s=60, env=variables
+    )
+    assert job.status == 0, job.err
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE"])
+def test_variables_that_contradict_mpi(variable, tmp_path):
+    source = """\
+        import torch.distributed as dist, mpidist.torch
+        dist.init_process_group("mpidist")
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60, env={variable: "7"})
+    assert job.status == 1
+    assert f"the environment variable {variable}=7 contradicts MPI" in job.err
+
+
+def test_arguments_that_contradict_mpi(tmp_path):
+    source = """\
+        import torch.distributed as dist, mpidist.torch
+        dist.init_process_group("mpidist", rank=0, world_size=1)
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert job.status == 1
+    assert "world_size=1 contradicts MPI" in job.err
+
+
+def test_torchs_debug_level_compares_every_call(tmp_path):
+    source = """\
+        import torch, torch.distributed as dist
+        dist.init_process_group("mpidist")
+        for number in range(150):
+            op = dist.ReduceOp.MAX if number == 140 and dist.get_rank() else dist.ReduceOp.SUM
+            dist.all_reduce(torch.ones(2), op)
+    """
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60, env=variables)
+    assert job.status == 1
+    assert "different collectives as collective number 141" in job.err
+
+
+def test_backward_has_the_time_limit_of_its_group(tmp_path):
+    source = """\
+        import time, torch, torch.distributed as dist
+        from datetime import timedelta
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("mpidist", timeout=timedelta(seconds=1))
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        if dist.get_rank() == 1:
+            time.sleep(30)
+        model(torch.ones(2, 4)).sum().backward()
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=25)
+    assert job.status == 1
+    assert "has not completed within 1 s" in job.err
+
+
 def test_torchrun_is_refused(tmp_path):
     source = """\
         import os, mpidist.torch, torch.distributed as dist

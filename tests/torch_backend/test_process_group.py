@@ -345,6 +345,39 @@ def test_different_calls_raise_on_every_rank(call):
     assert "test_process_group.py" in str(error.value)  # the line of the script
 
 
+@pytest.mark.ranks(2)
+def test_late_difference_is_found_at_the_end():
+    group = dist.new_group()
+    for number in range(150):
+        op = dist.ReduceOp.MAX if number == 140 and dist.get_rank() else dist.ReduceOp.SUM
+        dist.all_reduce(torch.ones(2), op, group=group)
+    with pytest.raises(ValueError, match="have called different collectives"):
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.ranks(2)
+def test_destroying_does_not_wait_for_ever(world):
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        group.shutdown()
+        world.send("destroyed", 1)
+    else:
+        world.recv(source=0)
+        group.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_future_has_the_time_limit_of_its_group(world):
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    if dist.get_rank() == 0:
+        future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
+        with pytest.raises(RuntimeError, match=r"has not completed within 0\.3 s"):
+            torch.futures.wait_all([future])
+    world.barrier()
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(2), group=group)
+
+
 @pytest.mark.ranks(2, timeout=40)
 def test_time_limits(world):
     group = dist.new_group(timeout=timedelta(seconds=0.2))
