@@ -90,7 +90,7 @@ class ProcessGroup:
         TypeError: An array is of a type or dtype that the operation does not take.
         ValueError: A receiving array is read-only; a shape, size, dtype or root does not fit; or
             the members call different collectives. The first 100 collectives of a group are
-            compared, and later every 256th, with all since the last comparison.
+            compared, and later every 256th and the end of the group, with all since the last one.
 
     Args:
         comm: The communicator; the group owns it from now on.
