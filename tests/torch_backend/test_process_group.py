@@ -196,6 +196,17 @@ def test_coalescing():
 
 
 @pytest.mark.ranks(2)
+def test_coalescing_of_broadcasts():
+    tensors = [torch.full((n,), float(dist.get_rank())) for n in (2, 5)]
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        for tensor in tensors:
+            dist.broadcast(tensor, 1)
+    manager.wait()
+    for tensor in tensors:
+        check(tensor, np.ones(tensor.shape))
+
+
+@pytest.mark.ranks(2)
 def test_sparse_all_reduce():
     rank = dist.get_rank()
     tensor = torch.sparse_coo_tensor(
