@@ -760,7 +760,8 @@ class Fetcher:
             logging.INFO if number else logging.WARNING,
             "iteration %d of its job was over before this consumer came, which gets no "
             "elements; apply distribute() once, outside the loop over epochs, and use another "
-            "job_name to read all elements again",
+            "job_name to read all elements again; if other consumers were faster, let all meet at "
+            "a barrier before the first epoch",
             number,
         )
 
