@@ -20,7 +20,8 @@ SETS = {
     "faulthandler": r"faulthandler\.\w+\(",
     "os.register_at_fork": r"register_at_fork\(",
     "HOME": r"environ\.setdefault\(|environ\.update|putenv",
-    "CUDA_VISIBLE_DEVICES": r"environ\[[^\]]+\] =",
+    # Not in an example of a docstring.
+    "CUDA_VISIBLE_DEVICES": r"(?m)^(?! *>>>).*environ\[[^\]]+\] =",
     "UCX_TLS": r"env\.setdefault\(",
     "mpi4py.rc.initialize": r"(?m)^ *mpi4py\.rc\.\w+ =",
     "mallopt": r"\bmallopt\(",
