@@ -49,12 +49,3 @@ def xp(xp_module):
         # Uploads of earlier tests may wait here, whose memory the stand-in no longer counts.
         staging._waiting.clear()
     return xp_module
-
-
-@pytest.fixture
-def world(rank_count):
-    """Return a communicator of all ranks for this test alone."""
-    from mpi4py import MPI
-
-    # Never freed: free() is collective, and a failing rank must not wait here for the others.
-    return MPI.COMM_WORLD.Dup()

@@ -21,3 +21,14 @@ A test with the mark ``ranks`` runs on every rank of a launched world, once per 
 
 Tests here without the mark are ordinary tests, for example of the launcher itself.
 """
+
+import pytest
+
+
+@pytest.fixture
+def world(rank_count):
+    """Return a communicator of all ranks for this test alone."""
+    from mpi4py import MPI
+
+    # Never freed: free() is collective, and a failing rank must not wait here for the others.
+    return MPI.COMM_WORLD.Dup()

@@ -15,3 +15,12 @@ def backend():
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def world(rank_count):
+    """Return a communicator of all ranks for this test alone."""
+    from mpi4py import MPI
+
+    # Never freed: free() is collective, and a failing rank must not wait here for the others.
+    return MPI.COMM_WORLD.Dup()
