@@ -54,6 +54,16 @@ def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def repeat(function, count):
+    """Return a function that calls another function ``count`` times."""
+
+    def repeated():
+        for _ in range(count):
+            function()
+
+    return repeated
+
+
 def size_text(nbytes):
     """Return a number of bytes as a short text: 8 B, 64 KiB, 16 MiB."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):

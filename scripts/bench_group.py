@@ -13,7 +13,7 @@ import os
 import tempfile
 
 import numpy as np
-from _bench import alternate, report, size_text
+from _bench import alternate, repeat, report, size_text
 from _group_sides import NAMES, WITHOUT_SIZE, sides_of
 
 import mpidist as dist
@@ -125,16 +125,6 @@ def calls_of(group, name, nbytes):
     """
     per_turn = max(16, min(1000, (32 << 20) // nbytes))
     return max(2, per_turn // 20) if name == "gloo" else per_turn
-
-
-def repeat(function, count):
-    """Return a function that calls another function ``count`` times."""
-
-    def repeated():
-        for _ in range(count):
-            function()
-
-    return repeated
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 import torch
 import torch.distributed as dist
-from _bench import alternate, report, size_text
+from _bench import alternate, repeat, report, size_text
 from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,16 +78,6 @@ def measure(comm, groups, name, nbytes, rounds):
     us = {side: 1e6 * times[side] / counts[side] for side in times}
     label = "" if name in WITHOUT_SIZE else size_text(nbytes)
     return [label, us["mpidist"], us["gloo"], us["gloo"] / us["mpidist"], us.get("mpi4py")]
-
-
-def repeat(function, count):
-    """Return a function that calls another function ``count`` times."""
-
-    def repeated():
-        for _ in range(count):
-            function()
-
-    return repeated
 
 
 # Each function returns a call of one operation. The sizes are those of the whole operation.

@@ -176,7 +176,8 @@ def destroy_process_group(group: Group = None) -> None:
         group: Process group, by default the default group.
 
     Raises:
-        ValueError: There is no default group, or the group was destroyed before.
+        ValueError: There is no default group, the group was destroyed before, or its members have
+            called different collectives since the last comparison.
     """
     ending = group_if_member(group)
     if ending is None:

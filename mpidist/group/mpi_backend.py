@@ -31,10 +31,11 @@ _FREE_TAG = RESERVED_TAGS[971]
 _FREE_S = 5.0  # seconds in which the members agree about the end of a communicator
 # Messages about the end of communicators that MPI is still sending or receiving.
 _ending: list[tuple[MPI.Request, np.ndarray[Any, Any]]] = []
-# Then tests yield the core, for some 0.1 s. MPI moves data only while a request is tested: with
-# 5000 yields, Open MPI's reduce of 16 MiB took seconds, because later pauses sleep.
-_YIELDS = 100_000
 _QUICK_TESTS = 50  # tests of a request without a pause: some 10 us
+# Pauses after the quick tests that yield the core: some 0.1 s. Later pauses sleep. MPI moves data
+# only while a request is tested: with 5000 yields, Open MPI's reduce of 64 MiB took more than 7 s,
+# and with these 0.1 s.
+_YIELDS = 100_000
 _NEIGHBORS_TAG = RESERVED_TAGS[1]  # the first of one tag for each side
 
 

@@ -11,7 +11,8 @@ Start the script with ``mpidist run``, mpiexec or srun. MPI knows the ranks, so 
 port are needed. DistributedDataParallel, FSDP2, DTensor, DeviceMesh and distributed checkpoints
 use the groups like those of torch's own backends. docs/guides/torch_backend.md has the details.
 
-torch 2.14 and later import this module by themselves, and also offer it as the backend ``"mpi"``.
+In a rank that a launcher of MPI has started, torch imports this module by itself. With torch 2.14
+and later, the backend also has the name ``"mpi"``.
 """
 
 from mpidist.torch.launch import (
@@ -21,7 +22,7 @@ from mpidist.torch.launch import (
 )
 from mpidist.torch.process_group import MpidistProcessGroup, register_backend
 
-__all__ = ["MpidistProcessGroup", "register_backend"]
+__all__ = ["MpidistProcessGroup"]
 
 set_launch_variables()
 use_mpi_rendezvous()

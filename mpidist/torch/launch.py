@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Iterator, MutableMapping
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,16 +25,14 @@ from mpidist.mpi.launch_env import (
 )
 from mpidist.torch.store import MpidistStore
 
-# torch's C++ code keeps stores, but not their Python objects, which have the methods.
-_stores: list[MpidistStore] = []
+# Each rendezvous has entries of its own: gloo would connect to the addresses of the last one.
+_numbers = itertools.count()
 _HINTS = {
     "RANK": rank_hint,
     "WORLD_SIZE": size_hint,
     "LOCAL_RANK": local_rank_hint,
     "LOCAL_WORLD_SIZE": local_size_hint,
 }
-
-
 # torch's own rendezvous reads these.
 _FOR_TORCH = frozenset(("MASTER_ADDR", "RANK", "WORLD_SIZE"))
 
@@ -76,10 +76,20 @@ def use_mpi_rendezvous() -> None:
             return
         here = world()
         _check(url, here.rank, here.size)
-        _stores.append(MpidistStore(timeout))
-        yield _stores[-1], here.rank, here.size
+        store = _store()
+        store.set_timeout(timeout)
+        yield dist.PrefixStore(f"rendezvous {next(_numbers)}", store), here.rank, here.size
 
     handlers["env"] = from_mpi
+
+
+@cache
+def _store() -> MpidistStore:
+    """Return the store of this process.
+
+    torch's C++ code keeps a store, but not its Python object, which has the methods.
+    """
+    return MpidistStore(default_pg_timeout)
 
 
 def _check(url: str, rank: int, size: int) -> None:

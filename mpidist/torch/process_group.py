@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import torch
@@ -340,7 +339,6 @@ class MpidistProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
 
-@cache
 def register_backend() -> None:
     """Register the backend ``"mpidist"`` with torch, and ``"mpi"`` if torch leaves that name free.
 

@@ -72,7 +72,7 @@ class MpidistStore(dist.Store):
 
         Args:
             keys: The keys.
-            timeout: Time limit; by default that of the store.
+            timeout: Time limit. The default is the time limit of the store.
         """
         self._store.wait(keys, timeout)
 

@@ -39,7 +39,7 @@ class MpidistWork(dist.Work):
         """Block until the operation has ended.
 
         Args:
-            timeout: Time limit; by default that of the group.
+            timeout: Time limit. The default is the time limit of the group.
 
         Raises:
             DeadlineExceededError: The operation has not ended in time. It stays pending.

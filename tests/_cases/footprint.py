@@ -6,7 +6,26 @@ import gc
 import json
 import os
 import threading
+import tracemalloc
 from dataclasses import dataclass
+
+
+def memory_growth(run, rounds):
+    """Return the bytes that Python keeps after ``run(1)`` to ``run(rounds)``, beyond ``run(0)``."""
+
+    def kept():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        run(0)
+        before = kept()
+        for number in range(1, rounds + 1):
+            run(number)
+        return kept() - before
+    finally:
+        tracemalloc.stop()
 
 
 @dataclass(frozen=True)

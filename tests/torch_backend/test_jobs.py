@@ -43,6 +43,24 @@ def test_unedited_script(start, backend, tmp_path):
     assert (values, ranks, used) == ([2.0] * 3, ["0", "2", "0", "2"], backend)
 
 
+def test_a_second_rendezvous_has_no_entries_of_the_first(tmp_path):
+    source = """\
+        import time, torch, torch.distributed as dist
+        from datetime import timedelta
+        for number in range(3):
+            dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            rank = dist.get_rank()
+            dist.destroy_process_group()
+            if rank:
+                time.sleep(0.5)  # gloo on rank 0 looks for the address of rank 1 before it is there
+        print(tensor.item())
+    """
+    job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert (job.status, job.out.split()) == (0, ["2.0", "2.0"]), job.err
+
+
 def test_plain_process(tmp_path):
     source = """\
         import torch, torch.distributed as dist, mpidist.torch

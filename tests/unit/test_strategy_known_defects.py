@@ -1,12 +1,11 @@
 """Promises of parameter servers that 0.1 did not keep."""
 
-import gc
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
+from _cases.footprint import memory_growth
 
 from strategy import ParameterServerStrategy, Variable, get_variable, optimizers
 
@@ -134,16 +133,4 @@ def test_optimizers_that_are_gone_leave_no_rules_on_the_ps(local):
         sgd = optimizers.SGD(lambda step: float(rates[step]), name="sgd")
         sgd.apply_gradients([(np.ones((100, 4)), w)]).wait()
 
-    def kept():
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        train(0)
-        before = kept()
-        for number in range(1, 101):
-            train(number)
-        assert kept() - before < 5e6
-    finally:
-        tracemalloc.stop()
+    assert memory_growth(train, 100) < 5e6

@@ -1,13 +1,12 @@
 """A parameter server and several workers, as threads and endpoints of one process."""
 
-import gc
 import threading
 import time
-import tracemalloc
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from _cases.footprint import memory_growth
 from _cases.servers import Cluster, variable
 
 from mpidist import errors, host_memory
@@ -300,19 +299,7 @@ def test_a_closed_strategy_leaves_no_rules_on_the_ps(make):
         sgd.apply_gradients([(np.ones(3), variable(strategy, "v", 3, "zeros"))]).wait()
         strategy.close()
 
-    def kept():
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        train(0)
-        before = kept()
-        for number in range(1, 61):
-            train(number)
-        assert kept() - before < 3e6
-    finally:
-        tracemalloc.stop()
+    assert memory_growth(train, 60) < 3e6
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
