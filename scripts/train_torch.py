@@ -5,10 +5,9 @@
     python scripts/train_torch.py
 
 Each step pulls the values into the parameters of the module and pushes the gradients that autograd
-has computed. DLPack carries values and gradients, so torch and mpidist share the memory. The
-servers apply Adam. The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn. A
-fifth of each digit is held out. The last line of the output has the accuracy on the held-out
-images.
+has computed. The servers apply Adam. The data are the 1,797 images of 8 x 8 pixels that come with
+scikit-learn. A fifth of each digit is held out. The last line of the output has the accuracy on the
+held-out images.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ from _digits import load_digits
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import ParameterServerStrategy, Variable, get_variable, optimizers, read_values
+from strategy import ParameterServerStrategy, optimizers
 
 try:
     import torch
     from torch import nn
     from torch.nn import functional
+
+    from strategy.torch import ModuleVariables
 except ModuleNotFoundError:
     sys.exit("torch computes here, and is not installed: pip install 'mpidist[torch]'")
 
@@ -61,22 +62,22 @@ def train(
     (images, digits), held_out = load_data()
     torch.manual_seed(args.seed)
     model = make_model()
-    variables = [make_variable(strategy, *named) for named in model.named_parameters()]
+    with strategy.scope():
+        variables = ModuleVariables(model)
     optimizer = optimizers.Adam(args.learning_rate)
     random = np.random.default_rng((args.seed, strategy.worker_index))
     steps = max(len(digits) // args.batch_size // strategy.num_workers, 1)
     for _ in range(args.epochs):
         order = torch.from_numpy(random.permutation(len(digits)))
         for batch in order.split(args.batch_size)[:steps]:
-            pull(model, variables)
+            variables.pull()
             model.zero_grad()
             functional.cross_entropy(model(images[batch]), digits[batch]).backward()
-            gradients = [parameter.grad for parameter in model.parameters()]
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            variables.push(optimizer)
     strategy.finish()
     if strategy.num_workers > 1:  # wait for the last steps of all workers
         server.job_group("worker").barrier()
-    pull(model, variables)
+    variables.pull()
     if strategy.is_chief:
         print(
             f"{int(strategy.global_step)} steps, held-out accuracy {accuracy(model, held_out):.3f}"
@@ -107,19 +108,6 @@ def make_model() -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
     )
-
-
-def make_variable(
-    strategy: ParameterServerStrategy, name: str, parameter: nn.Parameter
-) -> Variable:
-    """Make a variable with the name, the shape and the initial value of a parameter."""
-    with strategy.scope():
-        return get_variable(name, initializer=np.from_dlpack(parameter.detach()))
-
-
-def pull(model: nn.Module, variables: list[Variable]) -> None:
-    """Pull the variables into the memory of the parameters."""
-    read_values(variables, [np.from_dlpack(parameter.detach()) for parameter in model.parameters()])
 
 
 def accuracy(model: nn.Module, held_out: Split) -> float:

@@ -113,14 +113,17 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def on_host(value: Any) -> Any:
-    """Return an array on a GPU in host memory, and other values unchanged.
+    """Return an array of another library as a NumPy array, and other values unchanged.
 
-    The copy starts after the work that this thread has queued. For a :class:`Download`, wait for
-    the copy. An array without axes, such as a sum on a GPU, becomes a number, as in NumPy.
+    The copy of an array on a GPU starts after the work that this thread has queued. For a
+    :class:`Download`, wait for the copy. An array without axes, such as a sum on a GPU, becomes a
+    number, as in NumPy.
     """
     if isinstance(value, Download):
         return value.result()[()]
-    return np.asarray(host_view(value))[()] if is_on_gpu(value) else value
+    if isinstance(value, np.ndarray) or not (hasattr(value, "__dlpack__") or lies_on_gpu(value)):
+        return value
+    return np.asarray(host_view(value))[()]
 
 
 def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> Array:

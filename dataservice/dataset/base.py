@@ -179,6 +179,25 @@ class Count:
             self.value += 1
 
 
+class Epochs:
+    """Numbers of the passes over one dataset in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0
+
+    def begin(self) -> int:
+        """Return the number of a pass that begins."""
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def resume(self, number: int) -> None:
+        """Have the next pass follow one that has been resumed."""
+        with self._lock:
+            self._next = number + 1
+
+
 @dataclass(frozen=True)
 class Context:
     """The inputs of one pass, besides the node.

@@ -24,7 +24,7 @@ from dataservice.dataset.arguments import (
     whole_or_none,
     wholes,
 )
-from dataservice.dataset.base import Context, Count, ElementIterator, Node
+from dataservice.dataset.base import Context, Count, ElementIterator, Epochs, Node
 from dataservice.dataset.batching import Batch, Bucket, PaddedBatch, Padding, Rebatch, Unbatch
 from dataservice.dataset.cache import Cache
 from dataservice.dataset.combining import Concatenate, Zip, check_alike
@@ -93,7 +93,7 @@ class Dataset:
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
         self._options = Options() if options is None else options
-        self._passes = itertools.count()
+        self._epochs = Epochs()
 
     # Sources
 
@@ -1172,7 +1172,7 @@ class Dataset:
     # Elements
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self.node, self._next_context())
+        return DatasetIterator(self.node, self._next_context(), self._epochs)
 
     def as_numpy_iterator(self) -> DatasetIterator:
         """Return an iterator whose leaves are all NumPy scalars and arrays.
@@ -1180,7 +1180,7 @@ class Dataset:
         Raises:
             TypeError: During the iteration: a leaf is neither NumPy's nor has ``__array__``.
         """
-        return _NumpyIterator(self.node, self._next_context())
+        return _NumpyIterator(self.node, self._next_context(), self._epochs)
 
     def reduce(
         self,
@@ -1362,7 +1362,7 @@ class Dataset:
         return Dataset(node, self._options)
 
     def _next_context(self) -> Context:
-        return Context(seed=(secrets.randbits(63),), epoch=next(self._passes))
+        return Context(seed=(secrets.randbits(63),), epoch=self._epochs.begin())
 
 
 class DatasetIterator(ElementIterator):
@@ -1370,17 +1370,18 @@ class DatasetIterator(ElementIterator):
 
     The state has two forms with the same content. :meth:`get_state` and :meth:`set_state` are the
     names of this library and of Grain, and use bytes. :meth:`state_dict` and
-    :meth:`load_state_dict` are torch's names, and use a dict: torch trainers and torchdata's
-    StatefulDataLoader find them by the names. Give that one a torch IterableDataset with an
-    ``__iter__`` that returns ``iter(dataset)``.
+    :meth:`load_state_dict` are torch's names, and use a dict. For the loaders of torch and
+    torchdata, :class:`dataservice.torch.IterableDataset` has the same methods.
 
     Args:
         node: The description of the dataset.
         context: The seed and the number of the iteration.
+        epochs: Gives the next iteration its number.
     """
 
-    def __init__(self, node: Node, context: Context) -> None:
+    def __init__(self, node: Node, context: Context, epochs: Epochs) -> None:
         self._node = node
+        self._epochs = epochs
         # Before the first element: functions may change lists and dicts that they have captured.
         self._identity = identity(node)
         self._begin(context, 0)
@@ -1416,7 +1417,7 @@ class DatasetIterator(ElementIterator):
         return pickle.dumps((*head, *within), protocol=5)
 
     def set_state(self, state: bytes) -> None:
-        """Continue at a saved position.
+        """Continue at a saved position. The next iteration of the dataset follows this one.
 
         The dataset must be equal to the dataset of the state: the same operations, code of
         functions, constants and arrays. Globals and the contents of other objects are not compared,
@@ -1446,6 +1447,7 @@ class DatasetIterator(ElementIterator):
         self._elements.close()
         self._begin(Context(seed, epoch), ignored)
         self._elements.set_state(below)
+        self._epochs.resume(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a dict, for :meth:`load_state_dict` of a later iterator.

@@ -17,6 +17,7 @@ from dataservice.dataset.base import (
     UNKNOWN_CARDINALITY,
     Context,
     ElementIterator,
+    Epochs,
     Node,
     Scope,
     UnaryNode,
@@ -199,25 +200,6 @@ def _first_unpicklable(node: Node) -> Node | None:
     return None
 
 
-class _Epochs:
-    """Numbers of the epochs of one dataset in this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 0
-
-    def begin(self) -> int:
-        """Return the number of an epoch that begins."""
-        with self._lock:
-            self._next += 1
-            return self._next - 1
-
-    def resume(self, number: int) -> None:
-        """Have the next epoch follow one that has been resumed."""
-        with self._lock:
-            self._next = number + 1
-
-
 @dataclass(frozen=True, eq=False)
 class Distributed(UnaryNode):
     """The elements of another node, evaluated by the workers of a data service.
@@ -231,7 +213,7 @@ class Distributed(UnaryNode):
     parent: Node
     job_name: str | None
     terms: JobOptions = field(repr=False)
-    epochs: _Epochs = field(init=False, repr=False, default_factory=_Epochs)
+    epochs: Epochs = field(init=False, repr=False, default_factory=Epochs)
 
     @cached_property
     def registration(self) -> Registration:

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 PACKAGES = ("mpidist", "strategy", "dataservice")
 MODULES = (
     *("mpidist", "mpidist.cluster", "mpidist.cluster_resolver", "mpidist.errors", "dataservice"),
-    *("strategy", "strategy.initializers", "strategy.optimizers", "strategy.partitioners"),
-    "strategy.schedules",
+    *("dataservice.torch", "strategy", "strategy.initializers", "strategy.optimizers"),
+    *("strategy.partitioners", "strategy.schedules", "strategy.torch"),
 )
 # The functions of these modules are for the packages themselves.
 OF_CLASSES = {"mpidist.errors", "strategy.schedules"}

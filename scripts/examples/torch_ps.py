@@ -1,8 +1,7 @@
 """Train a torch module with its parameters on parameter servers. Needs the extra torch.
 
 Each step pulls the variables into the parameters of the module and pushes the gradients that
-autograd has computed. DLPack carries values and gradients, so torch and mpidist share
-the memory.
+autograd has computed. The ps task applies Adam.
 
     $ mpidist run --ps 1 --worker 2 scripts/examples/torch_ps.py
     XOR is learned: [0, 1, 1, 0]
@@ -10,13 +9,13 @@ the memory.
     XOR is learned: [0, 1, 1, 0]
 """
 
-import numpy as np
 import torch
 from torch import nn
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import ParameterServerStrategy, get_variable, optimizers, read_values
+from strategy import ParameterServerStrategy, optimizers
+from strategy.torch import ModuleVariables
 
 POINTS = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
 LABELS = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
@@ -27,22 +26,17 @@ def train(strategy: ParameterServerStrategy, server: mpidist.Server) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the ranks share the cores
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-    arrays = [np.from_dlpack(parameter.detach()) for parameter in model.parameters()]
-    names = [name for name, _ in model.named_parameters()]
     with strategy.scope():  # the first worker that gets here sets the initial values
-        variables = [
-            get_variable(name, initializer=array) for name, array in zip(names, arrays, strict=True)
-        ]
+        variables = ModuleVariables(model)
     optimizer = optimizers.Adam(0.02)
     for _ in range(300):
-        read_values(variables, arrays)  # fills the memory of the parameters
+        variables.pull()
         model.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(POINTS), LABELS).backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        variables.push(optimizer)
     strategy.finish()  # returns when the ps task has applied all pushes of this worker
     server.job_group("worker").barrier()
-    read_values(variables, arrays)
+    variables.pull()
     if strategy.is_chief:
         print("XOR is learned:", (model(POINTS) > 0).int().flatten().tolist())
 

@@ -77,6 +77,21 @@ def test_both_forms_are_one_state():
     assert [batch.tolist() for batch in other] == expected
 
 
+def test_the_next_pass_follows_the_restored_one():
+    first = pipeline()
+    expected = [[batch.tolist() for batch in first] for _ in range(4)]
+    second = pipeline()
+    list(second)
+    elements = iter(second)
+    next(elements)
+    later = pipeline()
+    restored = iter(later)
+    restored.load_state_dict(elements.state_dict())
+    assert [batch.tolist() for batch in restored] == expected[1][1:]
+    assert [batch.tolist() for batch in later] == expected[2]
+    assert [batch.tolist() for batch in later] == expected[3]
+
+
 def test_an_iterator_over_a_service(make_service):
     dataset = Dataset.range(60).batch(4)
     dataset = dataset.apply(

@@ -1,0 +1,133 @@
+"""Parameters of torch modules as variables. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from mpidist import Work
+from strategy.array_like import IndexedSlices
+from strategy.optimizers import Optimizer
+from strategy.scopes import get_variable
+from strategy.variable import Variable, read_values
+
+
+class ModuleVariables:
+    """The parameters of a torch module as variables on the ps tasks.
+
+    Each parameter becomes a variable with its name, shape, dtype and value. A parameter that two
+    layers share becomes one variable. The first worker that creates a variable sets its value. The
+    constructor then pulls all variables, so that all workers begin with equal parameters, as
+    DistributedDataParallel does. Buffers, such as the running means of BatchNorm, do not become
+    variables: each worker keeps its own.
+
+    Create the object within ``strategy.scope()``, or without one for local mode. To use several
+    modules with equal names of parameters, open a :func:`strategy.variable_scope` for each.
+
+    Args:
+        module: The module. Its parameters may be on the CPU or on a GPU.
+
+    Attributes:
+        module: The module.
+        variables: The variable of each parameter, by the name of the parameter.
+
+    Raises:
+        ValueError: The module has no parameters, or a lazy layer has not set the shape of its
+            parameters. Or a variable of this name exists.
+        TypeError: The dtype of a parameter is not bfloat16, float16, float32, float64, bool or an
+            integer.
+        InvalidArgumentError: Another worker created a variable of this name with another shape or
+            dtype.
+
+    Example:
+        >>> import torch
+        >>> from strategy import optimizers
+        >>> from strategy.torch import ModuleVariables
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> model.weight.data.zero_()
+        tensor([[0., 0.]])
+        >>> variables = ModuleVariables(model)
+        >>> model(torch.tensor([[1.0, 2.0]])).sum().backward()
+        >>> work = variables.push(optimizers.SGD(0.5))
+        >>> variables.pull()
+        >>> model.weight
+        Parameter containing:
+        tensor([[-0.5000, -1.0000]], requires_grad=True)
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        named = dict(module.named_parameters())
+        if not named:
+            raise ValueError(f"{type(module).__name__} has no parameters to make variables of")
+        for name, parameter in named.items():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"parameter {name!r} has no shape yet: run the module on one batch first"
+                )
+        self.module = module
+        self._parameters = list(named.values())
+        self.variables: dict[str, Variable] = {
+            name: get_variable(
+                name, initializer=parameter.detach(), trainable=parameter.requires_grad
+            )
+            for name, parameter in named.items()
+        }
+        self._pull(zip(self._parameters, self.variables.values(), strict=True))
+
+    def pull(self) -> None:
+        """Pull the variables into the parameters, except for frozen parameters.
+
+        Call it before the forward pass. A parameter is frozen if its ``requires_grad`` is False.
+        """
+        self._pull(
+            (parameter, variable)
+            for parameter, variable in zip(self._parameters, self.variables.values(), strict=True)
+            if parameter.requires_grad
+        )
+
+    def push(self, optimizer: Optimizer) -> Work:
+        """Push the gradients of the parameters. The ps tasks apply them.
+
+        Parameters without a gradient are left out. A sparse gradient, as of
+        ``torch.nn.Embedding(sparse=True)``, is pushed as :class:`IndexedSlices`. The gradients stay
+        as they are: call ``module.zero_grad()`` before the next backward pass.
+
+        Args:
+            optimizer: An optimizer of :mod:`strategy.optimizers`.
+
+        Returns:
+            See :meth:`strategy.optimizers.Optimizer.apply_gradients`.
+
+        Raises:
+            ValueError: No parameter has a gradient. For other errors see
+                :meth:`strategy.optimizers.Optimizer.apply_gradients`.
+        """
+        gradients = [_gradient(parameter) for parameter in self._parameters]
+        return optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
+
+    def _pull(self, pairs: Iterable[tuple[Any, Variable]]) -> None:
+        parameters, variables = zip(*pairs, strict=True)
+        tensors = [parameter.detach() for parameter in parameters]
+        places = [
+            tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+            for tensor in tensors
+        ]
+        read_values(variables, places)
+        for tensor, place in zip(tensors, places, strict=True):
+            if place is not tensor:
+                tensor.copy_(place)
+        # A pull between the forward and the backward pass would give wrong gradients. With a new
+        # version number of its parameters, autograd raises an error.
+        torch.autograd.graph.increment_version(parameters)
+
+
+def _gradient(parameter: torch.nn.Parameter) -> Any:
+    """Return the gradient of a parameter, in a form for ``apply_gradients``."""
+    gradient = parameter.grad
+    if gradient is None or not gradient.is_sparse:
+        return gradient
+    rows = gradient.coalesce()
+    return IndexedSlices(rows.values(), rows.indices()[0])
