@@ -11,7 +11,13 @@ from dataservice.calls import dispatcher_of
 from dataservice.dataset import Dataset
 from dataservice.dataset.base import INFINITE_CARDINALITY, Node
 from dataservice.dataset.indexed import CheckedSpec
-from dataservice.options import CrossTrainerCache, JobOptions, ShardingPolicy
+from dataservice.options import (
+    CrossTrainerCache,
+    Delivery,
+    JobOptions,
+    ProcessingMode,
+    ShardingPolicy,
+)
 from dataservice.payload import CODECS, check_compression
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.read.distributed import Distributed, Registered, Registration, find_dataset
@@ -23,7 +29,7 @@ _PATIENCE_S = 60.0
 
 
 def distribute(
-    processing_mode: str | ShardingPolicy,
+    processing_mode: ProcessingMode | ShardingPolicy,
     service: str | tuple[str, str],
     job_name: str | None = None,
     consumer_index: int | None = None,
@@ -34,7 +40,7 @@ def distribute(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     *,
-    delivery: str = "exactly_once",
+    delivery: Delivery = "exactly_once",
     deterministic: bool = False,
     num_shards: int | None = None,
     start_timeout_s: float = 60.0,
@@ -176,7 +182,7 @@ def register_dataset(
 
 
 def from_dataset_id(
-    processing_mode: str | ShardingPolicy,
+    processing_mode: ProcessingMode | ShardingPolicy,
     service: str | tuple[str, str],
     dataset_id: str,
     element_spec: Any = None,
@@ -189,7 +195,7 @@ def from_dataset_id(
     target_workers: str = "AUTO",
     *,
     compression: str | None = "AUTO",
-    delivery: str = "exactly_once",
+    delivery: Delivery = "exactly_once",
     deterministic: bool = False,
     num_shards: int | None = None,
     start_timeout_s: float = 60.0,

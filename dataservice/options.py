@@ -6,12 +6,15 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from dataservice.consumption import Mode, mode_for
 from dataservice.payload import check_compression
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import did_you_mean
 
+ProcessingMode = Literal["parallel_epochs", "distributed_epoch"]
+Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
 _DELIVERIES = {
     "exactly_once": pb.EXACTLY_ONCE,
     "at_least_once": pb.AT_LEAST_ONCE,
@@ -44,7 +47,7 @@ class ShardingPolicy(enum.IntEnum):
     HINT = 5
 
     @classmethod
-    def of(cls, processing_mode: str | ShardingPolicy) -> ShardingPolicy:
+    def of(cls, processing_mode: ProcessingMode | ShardingPolicy) -> ShardingPolicy:
         """Return the policy that a processing mode names.
 
         Raises:
@@ -227,7 +230,7 @@ class JobOptions:
         ValueError: An option is wrong, or conflicts with another option.
     """
 
-    processing_mode: str | ShardingPolicy
+    processing_mode: ProcessingMode | ShardingPolicy
     service: str | tuple[str, str]
     job_name: str | None = None
     consumer_index: int | None = None
@@ -237,7 +240,7 @@ class JobOptions:
     compression: str | None = "AUTO"
     cross_trainer_cache: CrossTrainerCache | None = None
     target_workers: str = "AUTO"
-    delivery: str = "exactly_once"
+    delivery: Delivery = "exactly_once"
     deterministic: bool = False
     num_shards: int | None = None
     start_timeout_s: float = 60.0

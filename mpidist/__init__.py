@@ -1,10 +1,28 @@
-"""Distributed training for array programs on the MPI a cluster already has."""
+"""Distributed training for array programs on the MPI that a cluster already has.
+
+The functions have the names and arguments of torch.distributed. Arrays may be NumPy arrays, torch
+tensors, CuPy arrays, and all other arrays with DLPack::
+
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()  # optional arguments: none is needed under mpirun
+    array = np.full(3, dist.get_rank(), "float32")
+    dist.all_reduce(array, "mean")
+
+Start the script with ``mpidist run -n 4 script.py``, mpiexec or srun. ``ClusterSpec`` and
+``Server`` give ranks the tasks of jobs, as in TensorFlow. ``mpidist.cluster_resolver`` finds the
+cluster, and ``mpidist.errors`` has the error classes. The packages ``strategy`` (parameter servers)
+and ``dataservice`` (input pipelines) are built on this one. The documentation is in the folder
+``docs`` of the repository.
+"""
 
 import typing
 
 __version__ = "0.2.0"
 
 if typing.TYPE_CHECKING:
+    from mpidist import cluster_resolver as cluster_resolver
     from mpidist.public import *  # noqa: F403
 else:
     # The names are imported when the first one is used: commands use none, and start in a third of
@@ -13,6 +31,8 @@ else:
         from importlib import import_module
 
         hint = ""
+        if name == "cluster_resolver":
+            return import_module("mpidist.cluster_resolver")
         if not name.startswith("_") or name == "__all__":
             try:
                 public = vars(import_module("mpidist.public"))
@@ -26,6 +46,8 @@ else:
             from mpidist.errors import did_you_mean
 
             hint = did_you_mean(name, names)
+            if name.endswith("Resolver"):
+                hint = "; resolvers are in mpidist.cluster_resolver"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
     def __dir__():

@@ -31,6 +31,8 @@ _PACKAGES = ("mpidist", "strategy", "dataservice")
 _PYC_HEADER_BYTES = 16  # PEP 552
 INTERRUPTED = "interrupted (Ctrl-C)"
 """The reason of a rank that ends by a KeyboardInterrupt."""
+OUTPUT_LIMIT_S = 0.5
+"""The time that a rank that ends leaves to the output of ranks, in seconds."""
 INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
 
@@ -115,6 +117,28 @@ def status_of(code: Any) -> int:
     if code is None or (isinstance(code, int) and code == 0):
         return 0
     return (code & 0xFF or 1) if isinstance(code, int) else 1
+
+
+def is_first(text: str, folder: str | None) -> bool:
+    """Return True on the first rank that prints a text. Others need not print it again.
+
+    Args:
+        text: The text. Every rank is the first to print an empty text.
+        folder: The run folder, where the ranks agree by a file. Without one, each rank is the
+            first.
+    """
+    if not text or folder is None:
+        return True
+    import zlib
+
+    path = os.path.join(folder, f"printed-{zlib.crc32(text.encode('utf-8', 'replace')):08x}")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError:  # the folder may be gone while a job ends
+        return True
+    return True
 
 
 class Runner:
@@ -230,14 +254,22 @@ class Runner:
         return status
 
     def _fail(self, error: BaseException) -> int:
-        """Print and record an exception. Return the status."""
+        """Print and record an exception. Return the status.
+
+        Only the first of several ranks with one traceback prints it.
+        """
         if _mpi_runs():
             _ignore_interrupts()
-        status = _show(error, _status_of_error(error))
-        self._record(reason_of(error), status)
+        status, trace = _status_of_error(error), _trace_of(error)
+        prints = is_first(trace, self._folder)
+        if prints:
+            status = _show(error, status)
+        self._record(reason_of(error), status, trace)
+        if not prints:
+            time.sleep(OUTPUT_LIMIT_S)  # the end of this rank could cut off the other one's output
         return status
 
-    def _record(self, reason: str, status: int) -> None:
+    def _record(self, reason: str, status: int, trace: str = "") -> None:
         """Write ``failure-<rank>.json``, as mpidist.mpi.records does once MPI runs.
 
         It raises no error, because the rank must end: the script may have replaced functions of
@@ -252,6 +284,7 @@ class Runner:
                 "pid": self._pid,
                 "host": socket.gethostname(),
                 "reason": reason.partition("\n")[0],
+                "traceback": trace,
                 "exit_code": status,
                 "time": time.time(),
             }
@@ -320,6 +353,20 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 def _status_of_error(error: BaseException) -> int:
     return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _trace_of(error: BaseException) -> str:
+    """Return the text that ``sys.excepthook`` prints for an exception; empty if unknown."""
+    if getattr(sys, "excepthook", None) is not sys.__excepthook__:
+        return ""
+    explain(error)
+    try:
+        import traceback
+
+        trace = _of_user(error.__traceback__)
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:  # the methods of an exception may fail
+        return ""
 
 
 def _show(error: BaseException, status: int = 1) -> int:

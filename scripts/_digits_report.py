@@ -144,7 +144,7 @@ class Reporter:
             "step": int(self.strategy.global_step),
             "seconds": time.perf_counter() - self.started,
             "workers": self.strategy.num_workers,
-            "ps": self.args.ps,
+            "ps": self.strategy.cluster_resolver.cluster_spec().num_tasks("ps"),
             "checkpoint": checkpoint,
             "arguments": {key: str(value) for key, value in vars(self.args).items()},
             "curve": [asdict(point) for point in self.curve],

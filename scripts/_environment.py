@@ -64,7 +64,11 @@ def environment(name, extras=(), groups=()):
         with contextlib.suppress(FileNotFoundError):
             if stamp_file.read_text() == stamp:
                 return folder / "bin"
-        print(f"making the environment .venv/{name} (once)", file=sys.stderr, flush=True)
+        print(
+            f"making the environment .venv/{name} (once; this takes some minutes)",
+            file=sys.stderr,
+            flush=True,
+        )
         _make(folder, extras, groups)
         stamp_file.write_text(stamp)
     return folder / "bin"

@@ -95,7 +95,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Return the parsed arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
+    parser.add_argument(
+        "--ps", type=int, default=1, help="parameter servers; --ps of mpidist run counts instead"
+    )
     parser.add_argument("--data", type=int, help="number of data tasks; may be 0; by default 1")
     parser.add_argument(
         "--data-service", metavar="tcp://HOST:PORT", help="a dispatcher elsewhere; no data tasks"

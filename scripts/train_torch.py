@@ -37,7 +37,9 @@ Split = tuple[torch.Tensor, torch.Tensor]
 def main() -> None:
     """Run the task of this rank."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
+    parser.add_argument(
+        "--ps", type=int, default=1, help="parameter servers; --ps of mpidist run counts instead"
+    )
     parser.add_argument("--mode", default="async", help="async or sync")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -60,7 +60,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Return the parsed arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
+    parser.add_argument(
+        "--ps", type=int, default=1, help="parameter servers; --ps of mpidist run counts instead"
+    )
     parser.add_argument("--mode", default="async", help="async, sync, or ssp")
     parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
     parser.add_argument(
@@ -88,7 +90,9 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         mode=args.mode,
         staleness=args.staleness,
         num_gpus_per_worker=args.gpus,
-        variable_partitioner=partitioners.FixedShardsPartitioner(args.ps),
+        variable_partitioner=partitioners.FixedShardsPartitioner(
+            resolver.cluster_spec().num_tasks("ps")
+        ),
     )
     tables = make_tables(args, strategy, len(vocabulary.names))
     own = texts[strategy.worker_index :: strategy.num_workers]

@@ -1,4 +1,18 @@
-"""Parameter-server training: workers pull variables from ps tasks and push gradients."""
+"""Parameter-server training: workers pull variables from ps tasks and push gradients.
+
+A worker makes a strategy and variables, and applies gradients that any library has computed::
+
+    strategy = ParameterServerStrategy(MPIClusterResolver(jobs={"ps": 1, "worker": -1}))
+    with strategy.scope():
+        w = get_variable("w", shape=(2,), initializer="zeros")
+    optimizer = optimizers.Adam(0.05)
+    gradient = gradient_of(w.read_value())
+    optimizer.apply_gradients([(gradient, w)])
+
+The names are those of TensorFlow's parameter-server training. The modules ``optimizers``,
+``initializers``, ``partitioners`` and ``schedules`` have the rest, and ``strategy.torch`` trains
+torch modules. docs/tutorials/parameter_servers.md has complete programs.
+"""
 
 from strategy import initializers, optimizers, partitioners, schedules
 from strategy.array_like import IndexedSlices

@@ -170,8 +170,8 @@ class Strategy(ABC):
         Args:
             dataset: Any iterable. A dataset with a method ``shard(num_shards, index)`` is sharded
                 over the workers. Other datasets, and datasets that a data service distributes, are
-                used unchanged. Elements that are on a GPU already (``prefetch_to_device``) are not
-                copied.
+                used unchanged, so that every worker gets all elements of a list. Elements that are
+                on a GPU already (``prefetch_to_device``) are not copied.
             options: An :class:`InputOptions`. With ``experimental_fetch_to_device=False``, arrays
                 stay on the host.
 

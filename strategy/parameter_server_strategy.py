@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 from weakref import finalize
 
 import numpy as np
@@ -183,12 +183,12 @@ class ParameterServerStrategy(Strategy):
         server: Host | None = None,
         variable_partitioner: Partitioner | None = None,
         placement: str | Place | None = "bytes",
-        transport: str = "auto",
-        mode: str = "async",
+        transport: Literal["auto", "shared", "rma", "p2p"] = "auto",
+        mode: Literal["async", "sync", "ssp"] = "async",
         staleness: int | None = None,
         backup_workers: int = 0,
         compression: str | tuple[str, float] | None = None,
-        nan: str = "error",
+        nan: Literal["error", "skip", "pass"] = "error",
         num_replicas_per_worker: int | None = None,
         num_gpus_per_worker: int = 0,
         parameter_devices: Sequence[str] | None = None,

@@ -285,11 +285,11 @@ def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]
     else:
         possible = False
     if not possible:
-        hint = (
-            "; reduce with SUM and divide, or convert to a floating dtype"
-            if op is ReduceOp.AVG
-            else ""
-        )
+        hint = ""
+        if dtype.kind in "USO":
+            hint = "; all_gather_object exchanges text and other objects"
+        elif op is ReduceOp.AVG:
+            hint = "; reduce with SUM and divide, or convert to a floating dtype"
         raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}{hint}")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return _WIDER.get(native.name, native)

@@ -50,7 +50,8 @@ def recv(
 
     Args:
         tensor: Writable array of the sender's dtype, at least as large as the array that is sent.
-            A shorter message leaves the rest as it is, except for arrays beyond 2^31 elements.
+            Dtypes are not compared: with another dtype the values are wrong, without an error. A
+            shorter message leaves the rest as it is, except for arrays beyond 2^31 elements.
         src: World rank of the sender. The default is any rank.
         group: Process group, by default the default group.
         tag: Number that the sender's call names, as in :func:`send`. The default is 0.

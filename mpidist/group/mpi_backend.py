@@ -18,7 +18,7 @@ from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_op
-from mpidist.mpi import Backoff, PendingOps
+from mpidist.mpi import DETAIL_HINT, Backoff, PendingOps
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -356,7 +356,9 @@ def backend_error(op: Op, error: BaseException) -> DistBackendError:
     text = f"{op.describe()} failed on group rank {group.rank} of {group.size}: "
     text += in_one_line(error)
     if op.sequence and config.debug != "detail":
-        text += "; set MPIDIST_DEBUG=detail to check whether ranks call different collectives"
+        text += DETAIL_HINT
+    elif not op.sequence and "truncat" in text:
+        text += "; the message is longer than the array that receives it"
     return DistBackendError(text)
 
 

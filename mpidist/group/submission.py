@@ -522,7 +522,8 @@ class Submission:
             self._set_late(work)
         else:
             op.late = work
-        return self._past_its_limit(op.describe(), limit)
+        hint = "; a monitored_barrier() before it names the late ranks" if op.sequence else ""
+        return self._past_its_limit(op.describe(), limit, hint)
 
     def _wait_within(self, op: Op, work: Work, limit: float | None, left: float | None) -> None:
         """Wait for the rest of a time limit, in seconds; without a limit until the end."""
@@ -533,11 +534,11 @@ class Submission:
                 raise
             raise self._keep_late(op, work, limit) from None
 
-    def _past_its_limit(self, text: str, limit: float) -> DeadlineExceededError:
+    def _past_its_limit(self, text: str, limit: float, hint: str = "") -> DeadlineExceededError:
         return DeadlineExceededError(
             f"{text} has not completed within {limit:g} s on rank "
             f"{self._info.ranks[self._info.rank]}; after the timeout it stays pending, and its "
-            "arrays must not be used"
+            f"arrays must not be used{hint}"
         )
 
     def _collect(self, op: Op, outputs: Sequence[Any] | None) -> bool:

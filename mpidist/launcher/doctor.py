@@ -184,7 +184,9 @@ def _host_name() -> Finding:
             "host name", WARNING, f"{name} has no address ({problem})",
             "tasks that speak TCP across hosts need it: give it one in DNS or /etc/hosts",
         )  # fmt: skip
-    where = ", an address within this host" if shown.startswith("127.") else ""
+    where = ""
+    if shown.startswith("127."):
+        where = ", which jobs of several hosts cannot use to reach this one"
     return Finding("host name", OK, f"{name} is {shown.strip()}{where}")
 
 

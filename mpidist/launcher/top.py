@@ -255,6 +255,7 @@ def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
             try:
                 following = Snapshot.of(folder)
             except FileNotFoundError:  # a temporary folder is removed at the end of the job
+                live.console.print("the job has ended")
                 break
             # A rank that has not written since keeps its base.
             for rank, record in following.metrics.items():

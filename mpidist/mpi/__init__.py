@@ -3,10 +3,11 @@
 from mpidist.mpi import fork
 from mpidist.mpi.backoff import Backoff
 from mpidist.mpi.metrics import TaskMetrics, task_metrics
-from mpidist.mpi.pending import PendingOps, pending_ops, watched
+from mpidist.mpi.pending import DETAIL_HINT, PendingOps, pending_ops, watched
 from mpidist.mpi.world import World, launched, started_world, this_rank, world
 
 __all__ = [
+    "DETAIL_HINT",
     "Backoff",
     "PendingOps",
     "TaskMetrics",

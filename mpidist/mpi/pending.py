@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 _ALL_GRACE_S = 3.0
 
+DETAIL_HINT = "; set MPIDIST_DEBUG=detail to check whether ranks call different collectives"
+
 ALL_MEMBERS = -2
 """The peer of a call that needs every member and has no sequence number."""
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import time
-import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,24 +46,6 @@ def write_failure(identity: Identity, reason: str, trace: str, code: int) -> Non
     """Write ``failure-<rank>.json``: the reason for which this rank ends the job."""
     facts = {"reason": reason, "traceback": trace, "exit_code": code, "time": time.time()}
     _write(f"failure-{identity.rank}.json", {**asdict(identity), **facts})
-
-
-def is_first(text: str) -> bool:
-    """Return True on the first rank that prints a text. Others need not print it again.
-
-    The ranks of a job agree by a file in the run folder. Without a run folder each rank is the
-    first.
-    """
-    if config.run_dir is None:
-        return True
-    path = os.path.join(config.run_dir, f"printed-{zlib.crc32(text.encode()):08x}")
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    except OSError:  # the folder may be gone while a job ends
-        return True
-    return True
 
 
 def write_state(

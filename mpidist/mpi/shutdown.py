@@ -32,12 +32,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mpidist.config import config
 from mpidist.errors import UnavailableError
 from mpidist.mpi import fork, records
 from mpidist.mpi.backoff import Backoff
-from mpidist.mpi.pending import pending_ops
+from mpidist.mpi.pending import DETAIL_HINT, pending_ops
 from mpidist.mpi.watchdog import Watchdog
-from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS, explain, reason_of, status_of
+from mpidist.runner import (
+    INTERRUPTED,
+    INTERRUPTED_STATUS,
+    OUTPUT_LIMIT_S,
+    explain,
+    is_first,
+    reason_of,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,7 +56,6 @@ _ABORT_LIMIT_S = 3.0
 # An error of MPI, or of a call to another rank, mostly follows from the failure of that rank. The
 # failed rank, or the launcher, should give the reason first.
 _OTHERS_FIRST_S = 1.0
-_READ_LIMIT_S = 0.5
 _READ_POLL_S = 1e-3
 
 _ending = threading.Lock()  # locked for good by the thread that ends the job
@@ -165,12 +173,15 @@ class Shutdown:
             self._uncaught(args.exc_type, error, args.exc_traceback)
 
     def _exited_in_c(self) -> None:
-        operations = [operation.describe() for operation in pending_ops.current.copy().values()]
+        pending = list(pending_ops.current.copy().values())
+        operations = [operation.describe() for operation in pending]
         # MPI_Abort ends the process by exit(3), too.
         if operations and not _ending.locked():
             stack = "".join(traceback.format_stack()[:-2])  # without this function
             time.sleep(_OTHERS_FIRST_S)
             reason = f"MPI has ended the process in {', '.join(operations)}; see its message above"
+            if config.debug != "detail" and any(operation.sequence for operation in pending):
+                reason += DETAIL_HINT
             end_job(self.identity, reason, f"Stack (most recent call last):\n{stack}")
 
     # Leaving
@@ -233,7 +244,7 @@ def end_job(
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread is ending the job
     reason = reason.strip().partition("\n")[0]
-    prints = not trace or records.is_first(trace)
+    prints = is_first(trace, config.run_dir)
     # The script may have replaced its streams, and the job must end all the same.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -246,7 +257,7 @@ def end_job(
             stream.flush()
     records.write_failure(identity, reason, trace, status)
     if not prints:
-        time.sleep(_READ_LIMIT_S)  # the abort of this rank could cut off the other one's output
+        time.sleep(OUTPUT_LIMIT_S)  # the abort of this rank could cut off the other one's output
     for descriptor in (1, 2):
         wait_until_read(descriptor)
     # Python 3.12 and later start no thread during the interpreter's shutdown; this one is in C.
@@ -263,7 +274,7 @@ def wait_until_read(descriptor: int) -> None:
     Args:
         descriptor: A file descriptor. Nothing happens if it is no pipe.
     """
-    deadline = time.monotonic() + _READ_LIMIT_S
+    deadline = time.monotonic() + OUTPUT_LIMIT_S
     unread = array.array("i", [1])
     with contextlib.suppress(OSError):  # the descriptor is closed
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):

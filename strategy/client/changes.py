@@ -111,12 +111,14 @@ def check_change(
     if data.shape != shape:
         what = "the variable" if rows is None else f"{rows} rows of the variable"
         raise ValueError(
-            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
+            f"the gradient or value for variable {name!r} has shape {data.shape}, and {what} "
+            f"{shape}"
         )
     # np.can_cast lets complex numbers become bfloat16.
     if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
         raise TypeError(
-            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
+            f"the gradient or value for variable {name!r} has dtype {data.dtype}, which cannot "
+            f"become {dtype}"
         )
     check_range(data, dtype, f"variable {name!r}")
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mpidist import ProcessGroup
+from mpidist.errors import DistBackendError
 
 DTYPES = [*"?bHlQefdgFD", ml_dtypes.bfloat16, "M8[s]", "S5"]
 
@@ -219,3 +220,12 @@ def test_many_at_once_in_both_directions(group):
         work.wait(30)
     for n, array in enumerate(into):
         assert (array == n + 1000 * other).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_message_longer_than_its_array(group):
+    if group.rank() == 0:
+        group.send(np.ones(8), 1)
+    else:
+        with pytest.raises(DistBackendError, match="longer than the array that receives it"):
+            group.recv(np.ones(4), 0)

@@ -482,3 +482,25 @@ def test_a_single_plain_process_fails_like_any_other(tmp_path, fail, status, sho
     )
     assert (prompt.returncode, prompt.stdout) == (0, "goes on\n"), prompt.stderr
     assert "ends the job" not in prompt.stderr
+
+
+def test_ranks_with_one_traceback_print_it_once(tmp_path):
+    ended = run_job(tmp_path, ["-n", "3"], "import no_such_module")
+    assert ended.status == 1
+    assert ended.err.count("Traceback") == 1, ended.err
+    assert ended.err.count("in <module>") == 1
+
+
+def test_a_hook_of_the_script_prints_on_every_rank(tmp_path):
+    source = """\
+        import os, sys
+        sys.excepthook = lambda kind, error, trace: (print("of the hook", file=sys.stderr), wait())
+        def wait():
+            open(f"{os.environ['FOLDER']}/{os.getpid()}", "w").close()
+            while len(os.listdir(os.environ["FOLDER"])) < 3:
+                pass
+        1 / 0
+    """
+    (tmp_path / "seen").mkdir()
+    ended = run_job(tmp_path, ["-n", "3"], source, env={"FOLDER": str(tmp_path / "seen")})
+    assert ended.err.count("of the hook") == 3, ended.err

@@ -5,6 +5,8 @@ from typing import assert_type
 import numpy as np
 
 import mpidist as dist
+from dataservice import distribute
+from strategy import ParameterServerStrategy
 
 
 def asynchronous(array: np.ndarray, parts: list[np.ndarray], chosen: bool) -> None:
@@ -91,3 +93,8 @@ def options(array: np.ndarray, name: str) -> None:
     objects: list[object] = [None]
     dist.all_gather_object(objects, name, weights_only=True)  # error
     dist.everybody()  # error
+    ParameterServerStrategy(mode="sync", transport="p2p", nan="skip")
+    ParameterServerStrategy(mode="synch")  # error
+    ParameterServerStrategy(transport="ucx")  # error
+    distribute("distributed_epoch", "host:5050", delivery="at_most_once")
+    distribute("parallel-epochs", "host:5050")  # error
