@@ -348,10 +348,12 @@ def register_backend() -> None:
     if hasattr(dist.Backend, "_ensure_backend_registered") and not dist.is_mpi_available():
         names.append("mpi")
     for name in names:
-        dist.Backend.register_backend(name, _make, extended_api=True, devices=list(_DEVICES))
+        dist.Backend.register_backend(
+            name, make_process_group, extended_api=True, devices=list(_DEVICES)
+        )
 
 
-def _make(options: Any, pg_options: Any) -> MpidistProcessGroup:
+def make_process_group(options: Any, pg_options: Any) -> MpidistProcessGroup:
     """Collective over the members. Make a group for ``init_process_group`` or ``new_group``.
 
     Raises:

@@ -1,6 +1,8 @@
 """Jobs that use the backend as scripts do: launch, rendezvous, errors and ends."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -176,15 +178,14 @@ def test_backward_has_the_time_limit_of_its_group(tmp_path):
 
 
 def test_torchrun_is_refused(tmp_path):
-    source = """\
-        import os, mpidist.torch, torch.distributed as dist
-        os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
-        store = dist.HashStore()
-        dist.init_process_group("mpidist", store=store, rank=0, world_size=2)
-    """
-    job = run_job(tmp_path, ["-n", "1"], source, timeout_s=60)
-    assert job.status == 1
-    assert "torch has rank 0 of 2, but MPI has rank 0 of 1" in job.err
+    script = tmp_path / "script.py"
+    script.write_text('import torch\ntorch.distributed.init_process_group("mpidist")\n')
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 1
+    assert "torchrun has started 2 processes, and each is an MPI job of one rank" in ended.stderr
 
 
 def test_forked_child_is_refused(tmp_path):
