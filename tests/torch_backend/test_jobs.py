@@ -177,6 +177,16 @@ def test_backward_has_the_time_limit_of_its_group(tmp_path):
     assert "has not completed within 1 s" in job.err
 
 
+def test_a_given_store_that_contradicts_mpi(tmp_path):
+    source = """\
+        import torch.distributed as dist
+        dist.init_process_group("mpidist", store=dist.HashStore(), rank=0, world_size=2)
+    """
+    job = run_job(tmp_path, ["-n", "1"], source, timeout_s=60)
+    assert job.status == 1
+    assert "torch has rank 0 of 2, but MPI has rank 0 of 1" in job.err
+
+
 def test_torchrun_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text('import torch\ntorch.distributed.init_process_group("mpidist")\n')
