@@ -25,6 +25,7 @@ extensions = [
     "public_names",
     "generated",
     "signatures",
+    "breaks",
 ]
 exclude_patterns = ["_build", "_ext"]
 smartquotes_action = "D"  # dashes alone
@@ -66,6 +67,7 @@ html_css_files = ["style.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_sidebars = {"**": ["sidebar-pages"]}
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],

@@ -202,7 +202,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     @property
     def version(self) -> Version:
-        """Version at the last pull or push: the number of changes until then.
+        """The version at the last pull or push, which counts the changes until then.
 
         A pull with ``consistent=False`` does not update the version, unless the pull is by message.
         """
@@ -210,7 +210,10 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     @property
     def device(self) -> str | tuple[str, ...]:
-        """Device name: ``"/job:ps/task:0/device:CPU:0"``; for a divided variable, a tuple."""
+        """Name of the device, such as ``"/job:ps/task:0/device:CPU:0"``.
+
+        A divided variable has a tuple of names.
+        """
         names = [
             self.strategy.device_of(remote.connection.index, remote.gpu) for remote in self.remotes
         ]

@@ -82,7 +82,7 @@ class Command(Generated):
 def _rst(text):
     """Return the text of a help message with its options as literals."""
     text = re.sub(r"[*`|_\\]", r"\\\g<0>", text or "")
-    return re.sub(r"(?<![\w-])--?[a-z][\w=-]*", r"``\g<0>``", text)
+    return re.sub(r"(?<![\w-])(--?[a-z][\w=-]*|(?!https?:)\b[a-z]+://(?!\w))", r"``\g<0>``", text)
 
 
 class Settings(Generated):

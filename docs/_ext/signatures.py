@@ -50,7 +50,7 @@ class Aliases(Generated):
 
 def _show_aliases(app, what, name, value, options, *parts):
     """Show an alias within another type as its name, too."""
-    alias = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
+    alias = re.compile(r"TypeAliasForwardRef\('~?(?:\w+\.)*(\w+)'\)")
     return tuple(part and alias.sub(r"\1", part) for part in parts)
 
 

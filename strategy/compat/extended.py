@@ -54,17 +54,17 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that hold variables: ps tasks, with their GPU if any, or the local device."""
+        """The devices that hold variables, on ps tasks, their GPUs, or this process."""
         return self._strategy.parameter_devices
 
     @property
     def experimental_between_graph(self) -> bool:
-        """True: every worker runs its own program."""
+        """Always True, because every worker runs its own program."""
         return True
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """False: shapes may change."""
+        """Always False, because shapes may change."""
         return False
 
     @property
