@@ -14,6 +14,7 @@ import mpidist
 from mpidist.errors import DeadlineExceededError
 from mpidist.group import Coalescing, ProcessGroup, make_group
 from mpidist.torch.work import MpidistWork
+from mpidist.work import Work
 
 NAME = "mpidist"
 _DEVICES = ("cpu", "cuda")
@@ -27,8 +28,8 @@ class MpidistProcessGroup(dist.ProcessGroup):
     """A process group of torch whose operations run on an :class:`mpidist.ProcessGroup`.
 
     torch calls the methods. Their names and arguments are torch's; ``opts`` are torch's options.
-    Ranks are group ranks. Each operation returns a Work. A blocking operation has ended when the
-    method returns.
+    Ranks are group ranks. An asynchronous operation returns a Work. A blocking operation has ended
+    when the method returns, and returns None, as in torch's NCCL backend.
 
     Args:
         group: The group of mpidist. It belongs to this object.
@@ -50,14 +51,14 @@ class MpidistProcessGroup(dist.ProcessGroup):
 
     # Reductions
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> MpidistWork:
+    def allreduce(self, tensors: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Reduce a tensor over all members, in place."""
         (tensor,) = tensors
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, _reduction(opts))
             return MpidistWork(None, tensors)
         work = self.group.all_reduce(_array(tensor), _reduction(opts), _is_async(opts))
-        return MpidistWork(work, tensors)
+        return None if work is None else MpidistWork(work, tensors)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: mpidist.ReduceOp) -> None:
         """Collective. Add the sparse tensors of all members. The call returns after the result.
@@ -77,58 +78,64 @@ class MpidistProcessGroup(dist.ProcessGroup):
         )
         tensor.copy_(total.coalesce())
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> MpidistWork:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Reduce several tensors over all members, in place."""
         work = self.group.all_reduce_coalesced(_arrays(tensors), _reduction(opts), _is_async(opts))
-        return MpidistWork(work, tensors)
+        return _handle(work, tensors)
 
-    def reduce(self, tensors: Any, opts: Any) -> MpidistWork:
+    def reduce(self, tensors: Any, opts: Any) -> MpidistWork | None:
         """Collective. Reduce a tensor to one member."""
         (array,) = _arrays(tensors)
         work = self.group.reduce(
             array, op=_reduction(opts), async_op=_is_async(opts), group_dst=opts.rootRank
         )
-        return MpidistWork(work, tensors)
+        return _handle(work, tensors)
 
-    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> MpidistWork:
+    def reduce_scatter(
+        self, outputs: Any, input_lists: Any, opts: Any = None
+    ) -> MpidistWork | None:
         """Collective. Reduce a list of tensors. Each member receives one of the results."""
         (output,), (inputs,) = _arrays(outputs), input_lists
         work = self.group.reduce_scatter(
             output, _arrays(inputs), _reduction(opts), async_op=_is_async(opts)
         )
-        return MpidistWork(work, outputs)
+        return _handle(work, outputs)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> MpidistWork:
+    def reduce_scatter_single(
+        self, output: Any, input: Any, opts: Any = None
+    ) -> MpidistWork | None:
         """Collective. Reduce a tensor. Each member receives one part of the result."""
         own, source = _arrays((output, input))
         work = self.group.reduce_scatter_tensor(own, source, _reduction(opts), _is_async(opts))
-        return MpidistWork(work, [output])
+        return _handle(work, [output])
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> MpidistWork:
+    ) -> MpidistWork | None:
         """Collective. Reduce several tensors. Each member receives one part of each result."""
         pairs = zip(_arrays(outputs), _arrays(inputs), strict=True)
         with self.group.coalesce(async_ops=_is_async(opts)) as begun:
             for output, input in pairs:
                 self.group.reduce_scatter_tensor(output, input, _reduction(opts))
-        return MpidistWork(begun.work, outputs)
+        return _handle(begun.work, outputs)
 
     # Data movement
 
-    def broadcast(self, tensors: Any, opts: Any) -> MpidistWork:
+    def broadcast(self, tensors: Any, opts: Any) -> MpidistWork | None:
         """Collective. Copy a tensor of one member to all."""
         (array,) = _arrays(tensors)
         work = self.group.broadcast(array, async_op=_is_async(opts), group_src=opts.rootRank)
-        return MpidistWork(work, tensors)
+        return _handle(work, tensors)
 
-    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> MpidistWork:
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on all."""
         (outputs,), (array,) = output_lists, _arrays(inputs)
         work = self.group.all_gather(_arrays(outputs), array, _is_async(opts))
-        return MpidistWork(work, outputs)
+        return _handle(work, outputs)
 
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> MpidistWork:
+    def allgather_coalesced(
+        self, output_lists: Any, inputs: Any, opts: Any = None
+    ) -> MpidistWork | None:
         """Collective. Gather several tensors of every member on all.
 
         Args:
@@ -138,25 +145,25 @@ class MpidistProcessGroup(dist.ProcessGroup):
         """
         lists = [_arrays(outputs) for outputs in output_lists]
         work = self.group.all_gather_coalesced(lists, _arrays(inputs), _is_async(opts))
-        return MpidistWork(work, [tensor for outputs in output_lists for tensor in outputs])
+        return _handle(work, [tensor for outputs in output_lists for tensor in outputs])
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> MpidistWork:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Gather a tensor of every member in one tensor."""
         whole, own = _arrays((output, input))
         work = self.group.all_gather_into_tensor(whole, own, _is_async(opts))
-        return MpidistWork(work, [output])
+        return _handle(work, [output])
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
-    ) -> MpidistWork:
+    ) -> MpidistWork | None:
         """Collective. Gather several tensors of every member, each in one tensor."""
         pairs = zip(_arrays(outputs), _arrays(inputs), strict=True)
         with self.group.coalesce(async_ops=_is_async(opts)) as begun:
             for output, input in pairs:
                 self.group.all_gather_into_tensor(output, input)
-        return MpidistWork(begun.work, outputs)
+        return _handle(begun.work, outputs)
 
-    def gather(self, output_lists: Any, inputs: Any, opts: Any) -> MpidistWork:
+    def gather(self, output_lists: Any, inputs: Any, opts: Any) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on one."""
         (array,) = _arrays(inputs)
         outputs = output_lists[0] if output_lists else None
@@ -166,9 +173,9 @@ class MpidistProcessGroup(dist.ProcessGroup):
             async_op=_is_async(opts),
             group_dst=opts.rootRank,
         )
-        return MpidistWork(work, outputs or [])
+        return _handle(work, outputs or [])
 
-    def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> MpidistWork:
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> MpidistWork | None:
         """Collective. Send each member one of the tensors of the root."""
         (output,) = _arrays(outputs)
         work = self.group.scatter(
@@ -177,16 +184,16 @@ class MpidistProcessGroup(dist.ProcessGroup):
             async_op=_is_async(opts),
             group_src=opts.rootRank,
         )
-        return MpidistWork(work, outputs)
+        return _handle(work, outputs)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> MpidistWork:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Send a tensor to every member, and receive one from every member."""
         work = self.group.all_to_all(_arrays(outputs), _arrays(inputs), _is_async(opts))
-        return MpidistWork(work, outputs)
+        return _handle(work, outputs)
 
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
-    ) -> MpidistWork:
+    ) -> MpidistWork | None:
         """Collective. Send a part of a tensor to every member, and receive the parts in another.
 
         Args:
@@ -200,13 +207,13 @@ class MpidistProcessGroup(dist.ProcessGroup):
         work = self.group.all_to_all_single(
             whole, source, output_splits or None, input_splits or None, _is_async(opts)
         )
-        return MpidistWork(work, [output])
+        return _handle(work, [output])
 
-    def barrier(self, opts: Any = None) -> MpidistWork:
+    def barrier(self, opts: Any = None) -> MpidistWork | None:
         """Collective. Wait until all members have entered."""
         # torch gives a negative limit if there is none.
         limit = opts.timeout if opts is not None and opts.timeout > timedelta() else None
-        return MpidistWork(self.group.barrier(_is_async(opts), limit), [])
+        return _handle(self.group.barrier(_is_async(opts), limit), [])
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -373,6 +380,11 @@ def make_process_group(options: Any, pg_options: Any) -> MpidistProcessGroup:
     group = make_group(world, ranks, f"torch {options.group_id}", options.timeout)
     assert group is not None
     return MpidistProcessGroup(group)
+
+
+def _handle(work: Work | None, tensors: Any) -> MpidistWork | None:
+    """Return torch's handle of an operation; None if the operation was blocking."""
+    return None if work is None else MpidistWork(work, tensors)
 
 
 def _is_async(opts: Any) -> bool:
