@@ -1,4 +1,4 @@
-"""The memory that is left for this process, on its host and within its limits.
+"""The memory of this process: how much is left, and what the C library does with freed memory.
 
 Linux grants memory that it does not have, and kills a process that uses it. A large allocation
 checks here first, and can report the shortage.
@@ -6,6 +6,7 @@ checks here first, and can report the shortage.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 from collections.abc import Iterator
@@ -19,6 +20,24 @@ _GROUPS = Path("/sys/fs/cgroup")
 # memory.stat, which the kernel reclaims when memory is short.
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 _FILES[2] = ("memory.max", "memory.current", "")
+# Options of glibc's mallopt (malloc.h). Before glibc 2.35, the second one is at most 32 MiB.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 256 << 20
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep up to 256 MiB of freed memory, for the whole process.
+
+    Otherwise it gives large arrays back to the system, which has to clear the pages of the next
+    ones. MPI allocates an array for each large reduction: without this function, an all_reduce of
+    64 MiB takes 2.1 times as long, and a reduce 1.6 to 2.6 times. ZeroMQ allocates memory for each
+    message that arrives: messages of 1 to 2 MiB by sockets take 1.3 to 1.8 times as long. Other C
+    libraries than glibc stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def check_free(nbytes: int, remedy: str) -> None:

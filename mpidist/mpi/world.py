@@ -15,6 +15,7 @@ import mpi4py
 from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
 from mpidist.home_folder import home_folder
+from mpidist.host_memory import keep_freed_memory
 from mpidist.mpi import fork, metrics, records, shared_memory
 from mpidist.mpi.launch_env import (
     foreign_launcher,
@@ -133,6 +134,7 @@ def _make_world(hooks: bool) -> World:
     owned = _start_mpi()
     from mpi4py import MPI
 
+    keep_freed_memory()
     comm = MPI.COMM_WORLD.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     facts = comm.allgather((socket.gethostname(), node.bcast(comm.rank), distribution_version()))

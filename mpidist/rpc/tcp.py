@@ -11,7 +11,6 @@ Large buffers between processes of one host, user and process namespace go throu
 from __future__ import annotations
 
 import atexit
-import ctypes
 import hashlib
 import itertools
 import os
@@ -31,6 +30,7 @@ from mpidist.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
 )
+from mpidist.host_memory import keep_freed_memory
 from mpidist.mpi import fork
 from mpidist.rpc.address import Address, is_loopback
 from mpidist.rpc.message import Message
@@ -40,12 +40,6 @@ from mpidist.rpc.waker import Waker
 
 _FIRST_NUMBER = 1 << 16  # above all ports
 _CHECK_PERIOD_S = 0.02
-
-# Options of glibc's mallopt (malloc.h), and the largest threshold that it allows.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_MAX_MMAP_THRESHOLD = 32 << 20
-_KEPT_BYTES = 256 << 20
 
 
 class TcpTransport:
@@ -62,7 +56,7 @@ class TcpTransport:
 
     def __init__(self, secret: str | None) -> None:
         keys = _derive_keys(secret) if secret else None
-        _keep_freed_memory()
+        keep_freed_memory()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
         self._context = TcpContext(context, Waker(), keys, os.urandom(16))
@@ -220,19 +214,6 @@ def _derive_keys(secret: str) -> tuple[bytes, bytes]:
     digest = hashlib.blake2b(secret.encode(), digest_size=32, person=b"mpidist-server")
     text = z85.encode(digest.digest())
     return zmq.curve_public(text), text
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep up to 256 MiB of freed memory, for the whole process.
-
-    ZeroMQ allocates memory for each message that arrives. If the system has to clear pages each
-    time, messages of 1 to 2 MiB by the sockets take 1.3 to 1.8 times as long. Other C libraries
-    than glibc stay as they are.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
 
 
 @cache
