@@ -19,9 +19,9 @@ from mpidist.work import Work
 NAME = "mpidist"
 _DEVICES = ("cpu", "cuda")
 _REDUCTIONS = {
-    getattr(dist.ReduceOp, name).value: getattr(mpidist.ReduceOp, name)
+    hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): getattr(mpidist.ReduceOp, name)
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-}  # by value, because torch's members take 0.6 us to hash
+}  # by hash, because torch's objects take 1 us to compare
 
 
 class MpidistProcessGroup(dist.ProcessGroup):
@@ -397,7 +397,7 @@ def _reduction(opts: Any) -> Any:
     if opts is None:
         return mpidist.ReduceOp.SUM
     op = opts.reduceOp
-    found = _REDUCTIONS.get(op.op.value)
+    found = _REDUCTIONS.get(hash(op))
     if found is not None:
         return found
     _, factor = op.__getstate__()  # torch's PREMUL_SUM does not show its factor otherwise
