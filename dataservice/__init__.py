@@ -9,7 +9,7 @@ A dataset has the methods of tf.data. Workers of a data service evaluate it for 
     for batch in dataset:
         print(batch)
 
-``python -m dataservice`` starts servers in processes of their own. ``dataservice.torch`` has a
+``python -m dataservice`` starts servers in processes of their own. ``dataservice.torch`` wraps a
 dataset for torch's DataLoader. docs/tutorials/input_pipeline.md has complete programs.
 """
 

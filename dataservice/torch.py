@@ -18,11 +18,11 @@ from mpidist.gpu import lies_on_gpu
 class IterableDataset(torch.utils.data.IterableDataset):
     """A dataset as torch's IterableDataset, with tensors and a position that can be saved.
 
-    Arrays and NumPy scalars become tensors over the same memory; those that are read-only are
-    copied. Text and values of other kinds stay as they are.
+    Arrays and NumPy scalars become tensors that share their memory. Read-only arrays are copied.
+    Text and values of other kinds stay as they are.
 
-    A ``DataLoader`` reads it with ``num_workers=0``: the data service, or ``map`` with
-    ``num_parallel_calls``, has the workers. If the dataset makes the batches itself, give the
+    Use ``DataLoader(dataset, num_workers=0)``: the data service, or ``map`` with
+    ``num_parallel_calls``, runs in parallel. If the dataset makes the batches itself, give the
     DataLoader ``batch_size=None``. torchdata's ``StatefulDataLoader`` saves and restores the
     position by itself.
 
@@ -47,21 +47,21 @@ class IterableDataset(torch.utils.data.IterableDataset):
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
         self._dataset = dataset
-        self._next: DatasetIterator | None = None  # for the next iteration
-        self._current: DatasetIterator | None = None  # the last one, unless it has ended
+        self._next: DatasetIterator | None = None  # the iterator of the next iteration, if any
+        self._current: DatasetIterator | None = None  # the last iterator, unless it has ended
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an iteration, at the position of ``load_state_dict`` if it has been called.
 
         Raises:
-            UnimplementedError: This is a process of a DataLoader with several workers. Each would
-                read the whole dataset.
+            UnimplementedError: This is a process of a DataLoader. Each process would read the
+                whole dataset, and the trainer would not know the position.
         """
         worker = torch.utils.data.get_worker_info()
-        if worker is not None and worker.num_workers > 1:
+        if worker is not None:
             raise UnimplementedError(
-                f"a DataLoader with num_workers={worker.num_workers} would read every element "
-                f"{worker.num_workers} times: use num_workers=0, and let the data service or "
+                f"num_workers={worker.num_workers} of the DataLoader must be 0, because each of "
+                "its processes would read the whole dataset: let the data service or "
                 "map(..., num_parallel_calls=...) run in parallel"
             )
         self._current, self._next = self._next or iter(self._dataset), None
@@ -76,8 +76,8 @@ class IterableDataset(torch.utils.data.IterableDataset):
     def state_dict(self) -> dict[str, Any]:
         """Return the position, for :meth:`load_state_dict`.
 
-        The position is behind the last element that the last iteration has returned. If that
-        iteration has ended, or there was none, it is the beginning of the next one.
+        The position is after the last element of the last iteration. If that iteration has ended,
+        or none has begun, the position is the start of the next iteration.
 
         Raises:
             UnimplementedError: See :meth:`dataservice.dataset.DatasetIterator.get_state`.
@@ -88,7 +88,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return elements.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a saved position.
+        """Let the next iteration begin at a saved position. Iterators that exist stay as they are.
 
         Args:
             state_dict: The result of :meth:`state_dict`. It is unpickled, so load only states that

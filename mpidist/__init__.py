@@ -6,15 +6,15 @@ tensors, CuPy arrays, and all other arrays with DLPack::
     import numpy as np
     import mpidist as dist
 
-    dist.init_process_group()  # optional arguments: none is needed under mpirun
+    dist.init_process_group()  # needs no arguments under mpirun
     array = np.full(3, dist.get_rank(), "float32")
     dist.all_reduce(array, "mean")
 
 Start the script with ``mpidist run -n 4 script.py``, mpiexec or srun. ``ClusterSpec`` and
 ``Server`` give ranks the tasks of jobs, as in TensorFlow. ``mpidist.cluster_resolver`` finds the
-cluster, and ``mpidist.errors`` has the error classes. The packages ``strategy`` (parameter servers)
-and ``dataservice`` (input pipelines) are built on this one. The documentation is in the folder
-``docs`` of the repository.
+cluster, ``mpidist.torch`` is a backend of torch.distributed, and ``mpidist.errors`` has the errors.
+The packages ``strategy`` (parameter servers) and ``dataservice`` (input pipelines) are built on
+this one. The documentation is in the folder ``docs`` of the repository.
 """
 
 import typing

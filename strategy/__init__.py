@@ -6,12 +6,12 @@ A worker makes a strategy and variables, and applies gradients that any library 
     with strategy.scope():
         w = get_variable("w", shape=(2,), initializer="zeros")
     optimizer = optimizers.Adam(0.05)
-    gradient = gradient_of(w.read_value())
+    gradient = compute_gradient(w.read_value())  # your function
     optimizer.apply_gradients([(gradient, w)])
 
-The names are those of TensorFlow's parameter-server training. The modules ``optimizers``,
-``initializers``, ``partitioners`` and ``schedules`` have the rest, and ``strategy.torch`` trains
-torch modules. docs/tutorials/parameter_servers.md has complete programs.
+The names are those of TensorFlow's parameter-server training. There are also the modules
+``optimizers``, ``initializers``, ``partitioners`` and ``schedules``, and ``strategy.torch`` for
+modules of torch. docs/tutorials/parameter_servers.md has complete programs.
 """
 
 from strategy import initializers, optimizers, partitioners, schedules

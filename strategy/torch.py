@@ -24,8 +24,8 @@ class ModuleVariables:
     DistributedDataParallel does. Buffers, such as the running means of BatchNorm, do not become
     variables: each worker keeps its own.
 
-    Create the object within ``strategy.scope()``, or without one for local mode. To use several
-    modules with equal names of parameters, open a :func:`strategy.variable_scope` for each.
+    Create the object within ``strategy.scope()``. Outside a scope, the variables live in this
+    process. Modules with equal names of parameters need a :func:`strategy.variable_scope` each.
 
     Args:
         module: The module. Its parameters may be on the CPU or on a GPU.
@@ -36,7 +36,7 @@ class ModuleVariables:
 
     Raises:
         ValueError: The module has no parameters, or a lazy layer has not set the shape of its
-            parameters. Or a variable of this name exists.
+            parameters. Or there is a variable with the name of a parameter.
         TypeError: The dtype of a parameter is not bfloat16, float16, float32, float64, bool or an
             integer.
         InvalidArgumentError: Another worker created a variable of this name with another shape or
@@ -77,29 +77,36 @@ class ModuleVariables:
         }
         self._pull(zip(self._parameters, self.variables.values(), strict=True))
 
-    def pull(self) -> None:
-        """Pull the variables into the parameters, except for frozen parameters.
+    def pull(self, *, frozen: bool = False) -> None:
+        """Pull the variables into the parameters.
 
-        Call it before the forward pass. A parameter is frozen if its ``requires_grad`` is False.
+        Call it before the forward pass, and before you evaluate or save the module.
+
+        Args:
+            frozen: Whether to pull frozen parameters, too, as after ``strategy.restore``. A
+                parameter is frozen if its ``requires_grad`` is False.
         """
         self._pull(
             (parameter, variable)
             for parameter, variable in zip(self._parameters, self.variables.values(), strict=True)
-            if parameter.requires_grad
+            if frozen or parameter.requires_grad
         )
 
     def push(self, optimizer: Optimizer) -> Work:
         """Push the gradients of the parameters. The ps tasks apply them.
 
-        Parameters without a gradient are left out. A sparse gradient, as of
-        ``torch.nn.Embedding(sparse=True)``, is pushed as :class:`IndexedSlices`. The gradients stay
-        as they are: call ``module.zero_grad()`` before the next backward pass.
+        Parameters without a gradient are left out. In mode ``"sync"`` all workers must push
+        gradients of the same parameters. A sparse gradient, as of
+        ``torch.nn.Embedding(sparse=True)``, is pushed as :class:`IndexedSlices`, which all
+        optimizers but Lamb and Adafactor take. The gradients stay as they are: call
+        ``module.zero_grad()`` before the next backward pass.
 
         Args:
             optimizer: An optimizer of :mod:`strategy.optimizers`.
 
         Returns:
-            See :meth:`strategy.optimizers.Optimizer.apply_gradients`.
+            A Work that ends when the ps tasks have applied the gradients; see
+            :meth:`strategy.optimizers.Optimizer.apply_gradients`.
 
         Raises:
             ValueError: No parameter has a gradient. For other errors see
@@ -109,13 +116,14 @@ class ModuleVariables:
         return optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
 
     def _pull(self, pairs: Iterable[tuple[Any, Variable]]) -> None:
-        parameters, variables = zip(*pairs, strict=True)
+        wanted = list(pairs)
+        parameters = [parameter for parameter, _ in wanted]
         tensors = [parameter.detach() for parameter in parameters]
         places = [
             tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
             for tensor in tensors
         ]
-        read_values(variables, places)
+        read_values([variable for _, variable in wanted], places)
         for tensor, place in zip(tensors, places, strict=True):
             if place is not tensor:
                 tensor.copy_(place)

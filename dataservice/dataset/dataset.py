@@ -1408,8 +1408,8 @@ class DatasetIterator(ElementIterator):
             A pickle, for instance for ``strategy.save(..., extra={"data": state})``.
 
         Raises:
-            UnimplementedError: A source has no position, or a data service reads the dataset in no
-                fixed order.
+            UnimplementedError: A source has no position, or several consumers share a job of a
+                data service in no fixed order.
         """
         context = self._context
         head = (_STATE_FORMAT, self._identity, self._node.summary())

@@ -92,6 +92,16 @@ def test_shared_frozen_and_unused_parameters():
     assert torch.equal(model["b"].bias, unused)
     assert torch.equal(model["b"].weight, changed - 1)
     assert not torch.equal(model["frozen"].bias, torch.full((2,), 7.0))
+    variables.pull(frozen=True)
+    assert torch.equal(model["frozen"].bias, torch.full((2,), 7.0))
+
+
+def test_frozen_module():
+    model = make_model().requires_grad_(False)
+    begin = weights_of(model).clone()
+    variables = ModuleVariables(model)
+    variables.pull()
+    assert torch.equal(weights_of(model), begin)
 
 
 def test_sparse_gradient_changes_its_rows_only():
