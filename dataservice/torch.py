@@ -64,10 +64,12 @@ class IterableDataset(torch.utils.data.IterableDataset):
                 "its processes would read the whole dataset: let the data service or "
                 "map(..., num_parallel_calls=...) run in parallel"
             )
-        self._current, self._next = self._next or iter(self._dataset), None
-        return self._tensors(self._current)
+        return self._tensors()
 
-    def _tensors(self, elements: DatasetIterator) -> Iterator[Any]:
+    def _tensors(self) -> Iterator[Any]:
+        # At the first element, because torchdata's loader makes an iterator that it does not use.
+        self._current, self._next = self._next or iter(self._dataset), None
+        elements = self._current
         for element in elements:
             yield map_leaves(_tensor, element)
         if self._current is elements:
@@ -98,8 +100,9 @@ class IterableDataset(torch.utils.data.IterableDataset):
             DataLossError: See :meth:`dataservice.dataset.DatasetIterator.set_state`, which raises
                 the other errors, too.
         """
-        self._next = iter(self._dataset)
-        self._next.load_state_dict(state_dict)
+        elements = iter(self._dataset)
+        elements.load_state_dict(state_dict)
+        self._next = elements
 
 
 def _tensor(leaf: Any) -> Any:
@@ -107,7 +110,11 @@ def _tensor(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray | np.generic):
         return torch.from_dlpack(leaf) if lies_on_gpu(leaf) else leaf
     array = np.asarray(leaf)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    # torch has no strides below 0, or between two elements.
+    usable = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    if not (usable and array.flags.writeable):
         array = array.copy()
     if array.dtype.kind == "V" and hasattr(torch, array.dtype.name):  # bfloat16 and float8
         bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}"))

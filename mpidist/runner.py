@@ -52,7 +52,9 @@ def hidden_packages() -> list[str]:
 
 def _hints(error: BaseException) -> list[str]:
     """Return :func:`hidden_packages` for an error that a hidden package may have caused."""
-    return hidden_packages() if isinstance(error, (ImportError, AttributeError)) else []
+    causes = (ImportError, AttributeError)
+    caused = isinstance(error, causes) or isinstance(error.__cause__, causes)
+    return hidden_packages() if caused else []
 
 
 def explain(error: BaseException) -> None:
@@ -356,8 +358,12 @@ def _status_of_error(error: BaseException) -> int:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Return the text that ``sys.excepthook`` prints for an exception; empty if unknown."""
-    if getattr(sys, "excepthook", None) is not sys.__excepthook__:
+    """Return the text that ``sys.excepthook`` prints for an exception.
+
+    It is empty if the script has replaced the hook or standard error.
+    """
+    own_hook = getattr(sys, "excepthook", None) is not sys.__excepthook__
+    if own_hook or sys.stderr is not sys.__stderr__:
         return ""
     explain(error)
     try:

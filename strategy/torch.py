@@ -34,6 +34,8 @@ class ModuleVariables:
         module: The module.
         variables: The variable of each parameter, by the name of the parameter.
 
+    Cast the module, move it, and replace parameters before you make this object.
+
     Raises:
         ValueError: The module has no parameters, or a lazy layer has not set the shape of its
             parameters. Or there is a variable with the name of a parameter.
@@ -69,6 +71,7 @@ class ModuleVariables:
                 )
         self.module = module
         self._parameters = list(named.values())
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
         self.variables: dict[str, Variable] = {
             name: get_variable(
                 name, initializer=parameter.detach(), trainable=parameter.requires_grad
@@ -85,7 +88,11 @@ class ModuleVariables:
         Args:
             frozen: Whether to pull frozen parameters, too, as after ``strategy.restore``. A
                 parameter is frozen if its ``requires_grad`` is False.
+
+        Raises:
+            ValueError: The module has other parameters than before, or parameters of another dtype.
         """
+        self._check_parameters()
         self._pull(
             (parameter, variable)
             for parameter, variable in zip(self._parameters, self.variables.values(), strict=True)
@@ -109,18 +116,34 @@ class ModuleVariables:
             :meth:`strategy.optimizers.Optimizer.apply_gradients`.
 
         Raises:
-            ValueError: No parameter has a gradient. For other errors see
-                :meth:`strategy.optimizers.Optimizer.apply_gradients`.
+            ValueError: No parameter has a gradient, or the module has other parameters than before.
+                For other errors see :meth:`strategy.optimizers.Optimizer.apply_gradients`.
         """
+        self._check_parameters()
         gradients = [_gradient(parameter) for parameter in self._parameters]
         return optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
+
+    def _check_parameters(self) -> None:
+        now = {id(parameter) for parameter in self.module.parameters()}
+        for name, one, dtype in zip(self.variables, self._parameters, self._dtypes, strict=True):
+            if id(one) not in now:
+                raise ValueError(
+                    f"parameter {name!r} has been replaced: make ModuleVariables after that"
+                )
+            if one.dtype is not dtype:
+                raise ValueError(
+                    f"parameter {name!r} is now of {one.dtype}, and its variable of {dtype}: cast "
+                    "the module before you make ModuleVariables"
+                )
 
     def _pull(self, pairs: Iterable[tuple[Any, Variable]]) -> None:
         wanted = list(pairs)
         parameters = [parameter for parameter, _ in wanted]
         tensors = [parameter.detach() for parameter in parameters]
         places = [
-            tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensor
+            if tensor.is_contiguous()
+            else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             for tensor in tensors
         ]
         read_values([variable for _, variable in wanted], places)
@@ -134,8 +157,10 @@ class ModuleVariables:
 
 def _gradient(parameter: torch.nn.Parameter) -> Any:
     """Return the gradient of a parameter, in a form for ``apply_gradients``."""
-    gradient = parameter.grad
-    if gradient is None or not gradient.is_sparse:
+    if parameter.grad is None:
+        return None
+    gradient = parameter.grad.detach()
+    if not gradient.is_sparse:
         return gradient
     rows = gradient.coalesce()
     return IndexedSlices(rows.values(), rows.indices()[0])

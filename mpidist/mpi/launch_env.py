@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 # Variables that launchers set for each rank.
@@ -34,14 +35,32 @@ def launcher_of(env: Mapping[str, str]) -> str | None:
 
 
 def is_rank(env: Mapping[str, str]) -> bool:
-    """Return whether a launcher of MPI, and not torchrun, has started this process.
+    """Return whether a launcher of MPI has started this process, and not torchrun or Python.
 
-    The processes of torchrun inherit the variables of a launcher that has started torchrun.
+    The processes of torchrun and of multiprocessing inherit the variables of a launcher that has
+    started their parent.
 
     Args:
         env: Usually ``os.environ``.
     """
-    return launcher_of(env) is not None and "TORCHELASTIC_RUN_ID" not in env
+    of_torchrun = "TORCHELASTIC_RUN_ID" in env
+    return launcher_of(env) is not None and not of_torchrun and not is_python_child()
+
+
+def is_python_child() -> bool:
+    """Return whether the module multiprocessing has started this process."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def child_of_rank(env: Mapping[str, str]) -> str | None:
+    """Return why this process cannot start MPI if it is a child of a rank."""
+    if launcher_of(env) is None or not is_python_child():
+        return None
+    return (
+        "a process that multiprocessing has started is no rank of the job of its parent, and "
+        "cannot start MPI: call mpidist in the parent, or start more ranks with mpidist run -n"
+    )
 
 
 def size_hint(env: Mapping[str, str]) -> int | None:

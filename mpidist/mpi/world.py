@@ -18,6 +18,7 @@ from mpidist.home_folder import home_folder
 from mpidist.host_memory import keep_freed_memory
 from mpidist.mpi import fork, metrics, records, shared_memory
 from mpidist.mpi.launch_env import (
+    child_of_rank,
     foreign_launcher,
     foreign_step,
     launcher_of,
@@ -204,6 +205,7 @@ def _start_mpi() -> bool:
     _refuse(foreign_step(os.environ, vendor))
     owned = not MPI.Is_initialized()
     if owned:
+        _refuse(child_of_rank(os.environ))
         local = local_size_hint(os.environ) or 1
         usable = shared_memory.usable_bytes()
         _refuse(unspoken_launcher(os.environ, vendor, has_loaded("libpmix")))

@@ -14,7 +14,7 @@ import mpidist
 from mpidist.errors import DeadlineExceededError
 from mpidist.group import Coalescing, ProcessGroup, make_group
 from mpidist.torch.work import MpidistWork
-from mpidist.work import Work
+from mpidist.work import Work, gather_works
 
 NAME = "mpidist"
 _DEVICES = ("cpu", "cuda")
@@ -48,6 +48,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         self.group = group
         self._name = self._desc = ""
         self._coalescing: tuple[ExitStack, Coalescing] | None = None
+        self._messages: list[Work] = []  # of the coalescing block
 
     # Reductions
 
@@ -58,7 +59,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
             self._all_reduce_sparse(tensor, _reduction(opts))
             return MpidistWork(None, tensors)
         work = self.group.all_reduce(_array(tensor), _reduction(opts), _is_async(opts))
-        return None if work is None else MpidistWork(work, tensors)
+        return _handle(work, tensors, opts)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: mpidist.ReduceOp) -> None:
         """Collective. Add the sparse tensors of all members. The call returns after the result.
@@ -81,7 +82,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Reduce several tensors over all members, in place."""
         work = self.group.all_reduce_coalesced(_arrays(tensors), _reduction(opts), _is_async(opts))
-        return _handle(work, tensors)
+        return _handle(work, tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> MpidistWork | None:
         """Collective. Reduce a tensor to one member."""
@@ -89,7 +90,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         work = self.group.reduce(
             array, op=_reduction(opts), async_op=_is_async(opts), group_dst=opts.rootRank
         )
-        return _handle(work, tensors)
+        return _handle(work, tensors, opts)
 
     def reduce_scatter(
         self, outputs: Any, input_lists: Any, opts: Any = None
@@ -99,7 +100,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         work = self.group.reduce_scatter(
             output, _arrays(inputs), _reduction(opts), async_op=_is_async(opts)
         )
-        return _handle(work, outputs)
+        return _handle(work, outputs, opts)
 
     def reduce_scatter_single(
         self, output: Any, input: Any, opts: Any = None
@@ -107,7 +108,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         """Collective. Reduce a tensor. Each member receives one part of the result."""
         own, source = _arrays((output, input))
         work = self.group.reduce_scatter_tensor(own, source, _reduction(opts), _is_async(opts))
-        return _handle(work, [output])
+        return _handle(work, [output], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
@@ -117,7 +118,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         with self.group.coalesce(async_ops=_is_async(opts)) as begun:
             for output, input in pairs:
                 self.group.reduce_scatter_tensor(output, input, _reduction(opts))
-        return _handle(begun.work, outputs)
+        return _handle(begun.work, outputs, opts)
 
     # Data movement
 
@@ -125,13 +126,13 @@ class MpidistProcessGroup(dist.ProcessGroup):
         """Collective. Copy a tensor of one member to all."""
         (array,) = _arrays(tensors)
         work = self.group.broadcast(array, async_op=_is_async(opts), group_src=opts.rootRank)
-        return _handle(work, tensors)
+        return _handle(work, tensors, opts)
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on all."""
         (outputs,), (array,) = output_lists, _arrays(inputs)
         work = self.group.all_gather(_arrays(outputs), array, _is_async(opts))
-        return _handle(work, outputs)
+        return _handle(work, outputs, opts)
 
     def allgather_coalesced(
         self, output_lists: Any, inputs: Any, opts: Any = None
@@ -145,13 +146,13 @@ class MpidistProcessGroup(dist.ProcessGroup):
         """
         lists = [_arrays(outputs) for outputs in output_lists]
         work = self.group.all_gather_coalesced(lists, _arrays(inputs), _is_async(opts))
-        return _handle(work, [tensor for outputs in output_lists for tensor in outputs])
+        return _handle(work, [tensor for outputs in output_lists for tensor in outputs], opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Gather a tensor of every member in one tensor."""
         whole, own = _arrays((output, input))
         work = self.group.all_gather_into_tensor(whole, own, _is_async(opts))
-        return _handle(work, [output])
+        return _handle(work, [output], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
@@ -161,7 +162,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         with self.group.coalesce(async_ops=_is_async(opts)) as begun:
             for output, input in pairs:
                 self.group.all_gather_into_tensor(output, input)
-        return _handle(begun.work, outputs)
+        return _handle(begun.work, outputs, opts)
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on one."""
@@ -173,7 +174,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
             async_op=_is_async(opts),
             group_dst=opts.rootRank,
         )
-        return _handle(work, outputs or [])
+        return _handle(work, outputs or [], opts)
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> MpidistWork | None:
         """Collective. Send each member one of the tensors of the root."""
@@ -184,12 +185,12 @@ class MpidistProcessGroup(dist.ProcessGroup):
             async_op=_is_async(opts),
             group_src=opts.rootRank,
         )
-        return _handle(work, outputs)
+        return _handle(work, outputs, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Send a tensor to every member, and receive one from every member."""
         work = self.group.all_to_all(_arrays(outputs), _arrays(inputs), _is_async(opts))
-        return _handle(work, outputs)
+        return _handle(work, outputs, opts)
 
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
@@ -207,13 +208,13 @@ class MpidistProcessGroup(dist.ProcessGroup):
         work = self.group.all_to_all_single(
             whole, source, output_splits or None, input_splits or None, _is_async(opts)
         )
-        return _handle(work, [output])
+        return _handle(work, [output], opts)
 
     def barrier(self, opts: Any = None) -> MpidistWork | None:
         """Collective. Wait until all members have entered."""
         # torch gives a negative limit if there is none.
         limit = opts.timeout if opts is not None and opts.timeout > timedelta() else None
-        return _handle(self.group.barrier(_is_async(opts), limit), [])
+        return _handle(self.group.barrier(_is_async(opts), limit), [], opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -243,30 +244,36 @@ class MpidistProcessGroup(dist.ProcessGroup):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> MpidistWork:
         """Point to point. Start to send a tensor to a member."""
         (array,) = _arrays(tensors)
-        return MpidistWork(self.group.isend(array, tag=tag, group_dst=dst), tensors)
+        return self._message(self.group.isend(array, tag=tag, group_dst=dst), tensors)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> MpidistWork:
         """Point to point. Start to receive a tensor from a member."""
         (array,) = _arrays(tensors)
-        work = self.group.irecv(array, tag=tag, group_src=src)
-        return MpidistWork(work, tensors, self.group.ranks)
+        return self._message(self.group.irecv(array, tag=tag, group_src=src), tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> MpidistWork:
         """Point to point. Start to receive a tensor from any member."""
         (array,) = _arrays(tensors)
-        return MpidistWork(self.group.irecv(array, tag=tag), tensors, self.group.ranks)
+        return self._message(self.group.irecv(array, tag=tag), tensors)
+
+    def _message(self, work: Work, tensors: Any) -> MpidistWork:
+        if self._coalescing is not None:
+            self._messages.append(work)
+        return MpidistWork(work, tensors, self.group.ranks)
 
     # Coalescing
 
     def _start_coalescing(self, device: torch.device) -> None:
         stack = ExitStack()
         self._coalescing = stack, stack.enter_context(self.group.coalesce(async_ops=True))
+        self._messages.clear()
 
     def _end_coalescing(self, device: torch.device) -> MpidistWork:
         assert self._coalescing is not None
         (stack, begun), self._coalescing = self._coalescing, None
         stack.close()
-        return MpidistWork(begun.work, [])
+        assert begun.work is not None
+        return MpidistWork(gather_works("coalesced", [begun.work, *self._messages]), [])
 
     # The group
 
@@ -382,9 +389,13 @@ def make_process_group(options: Any, pg_options: Any) -> MpidistProcessGroup:
     return MpidistProcessGroup(group)
 
 
-def _handle(work: Work | None, tensors: Any) -> MpidistWork | None:
-    """Return torch's handle of an operation; None if the operation was blocking."""
-    return None if work is None else MpidistWork(work, tensors)
+def _handle(work: Work | None, tensors: Any, opts: Any) -> MpidistWork | None:
+    """Return torch's handle of an operation; None if the operation was blocking.
+
+    An asynchronous operation within a coalescing block has no Work of its own yet, but torch's C++
+    code needs a handle.
+    """
+    return None if work is None and not _is_async(opts) else MpidistWork(work, tensors)
 
 
 def _is_async(opts: Any) -> bool:

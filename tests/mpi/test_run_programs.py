@@ -491,6 +491,18 @@ def test_ranks_with_one_traceback_print_it_once(tmp_path):
     assert ended.err.count("in <module>") == 1
 
 
+def test_a_rank_without_standard_error_does_not_silence_the_others(tmp_path):
+    source = RANK + "\n".join(
+        [
+            "import os, sys",
+            'if RANK == "1": sys.stderr = open(os.devnull, "w")',
+            "1 / 0",
+        ]
+    )
+    ended = run_job(tmp_path, ["-n", "2"], "import os\n" + source)
+    assert ended.err.count("Traceback") == 1, ended.err
+
+
 def test_a_hook_of_the_script_prints_on_every_rank(tmp_path):
     source = """\
         import os, sys

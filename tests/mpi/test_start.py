@@ -131,3 +131,32 @@ def test_a_child_of_another_process_may_be_alone(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     ended = run_ranks(tmp_path, 1, PARENT)
     assert (ended.status, ended.out) == (0, "1\n"), ended.err
+
+
+@pytest.mark.parametrize("when", ["before the rank", "after the rank"])
+def test_a_process_of_multiprocessing_is_no_rank(tmp_path, when):
+    source = f"""\
+        import multiprocessing, sys
+        import mpidist as dist
+
+        def child(results):
+            try:
+                dist.init_process_group()
+            except Exception as error:
+                results.put(f"{{type(error).__name__}}: {{error}}")
+
+        if __name__ == "__main__":
+            if {when == "after the rank"}:
+                dist.init_process_group()
+            context = multiprocessing.get_context("spawn")
+            results = context.Queue()
+            process = context.Process(target=child, args=(results,))
+            process.start()
+            print(results.get(timeout=20))
+            process.join()
+            dist.init_process_group() if dist.group.WORLD is None else None
+            dist.barrier()
+    """
+    ended = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("DistBackendError: a process that multiprocessing has started") == 2

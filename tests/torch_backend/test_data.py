@@ -55,6 +55,14 @@ def test_read_only_and_reversed_arrays_are_copied():
     assert reverse.tolist() == [5, 4, 3, 2, 1, 0]
 
 
+def test_arrays_that_torch_cannot_view_are_copied():
+    big_endian = np.arange(4, dtype=">f4").reshape(2, 2)
+    field = np.zeros(3, [("a", "u1"), ("b", "i4")])["b"]
+    first, second = IterableDataset(Dataset.from_source([big_endian, field]))
+    assert (first.dtype, first.tolist()) == (torch.float32, [[0, 1], [2, 3]])
+    assert (second.dtype, second.tolist()) == (torch.int32, [0, 0, 0])
+
+
 def test_other_leaves_stay_as_they_are():
     data = {"text": np.array("word"), "when": np.datetime64("2020-01-01"), "x": torch.ones(2)}
     (element,) = IterableDataset(Dataset.from_source([data]))
@@ -117,6 +125,15 @@ def test_a_state_over_a_service(service):
     rest = [batch.tolist() for batch in later]
     assert rest == [batch.tolist() for batch in elements]
     assert begin + rest == np.arange(60).reshape(15, 4).tolist()
+
+
+def test_an_iterator_without_elements_uses_no_state_and_no_epoch():
+    dataset, expected = IterableDataset(make_dataset()), IterableDataset(make_dataset())
+    iter(dataset)
+    assert numbers_of(dataset) == numbers_of(expected)
+    dataset.load_state_dict(dataset.state_dict())
+    iter(dataset)
+    assert numbers_of(dataset) == numbers_of(expected)
 
 
 def test_bad_states():

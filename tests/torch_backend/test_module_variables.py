@@ -96,6 +96,29 @@ def test_shared_frozen_and_unused_parameters():
     assert torch.equal(model["frozen"].bias, torch.full((2,), 7.0))
 
 
+def test_replaced_and_cast_parameters():
+    model = make_model()
+    variables = ModuleVariables(model)
+    model.double()
+    with pytest.raises(ValueError, match=r"'0\.weight' is now of torch\.float64"):
+        variables.pull()
+    model.float()
+    model[0].weight = torch.nn.Parameter(torch.zeros(5, 3))
+    with pytest.raises(ValueError, match=r"'0\.weight' has been replaced"):
+        variables.push(optimizers.SGD(0.1))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradient_that_requires_grad():
+    model = torch.nn.Linear(2, 1, bias=False)
+    variables = ModuleVariables(model)
+    begin = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward(create_graph=True)
+    variables.push(optimizers.SGD(1.0))
+    variables.pull()
+    assert torch.equal(model.weight.detach(), begin - 1)
+
+
 def test_frozen_module():
     model = make_model().requires_grad_(False)
     begin = weights_of(model).clone()

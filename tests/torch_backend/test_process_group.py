@@ -207,6 +207,25 @@ def test_coalescing_of_broadcasts():
 
 
 @pytest.mark.ranks(2)
+def test_asynchronous_operations_in_a_coalescing_block():
+    import torch.distributed._functional_collectives as functional
+
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    own, received = torch.full((2,), float(rank)), torch.empty(2)
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        functional.broadcast(torch.ones(2), 1, dist.group.WORLD)  # by torch's C++ code
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        work = dist.broadcast(own, 1, async_op=True)
+    manager.wait()
+    assert work is not None
+    assert own.tolist() == [1, 1]
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.isend(torch.full((2,), float(rank)), other)
+        dist.irecv(received, other)
+    assert received.tolist() == [other, other]
+
+
+@pytest.mark.ranks(2)
 def test_sparse_all_reduce():
     rank = dist.get_rank()
     tensor = torch.sparse_coo_tensor(
