@@ -1,6 +1,8 @@
 """Memory that this process may still allocate, as limited by the host and control groups."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -115,3 +117,36 @@ def test_what_is_too_much_is_told(system):
 def test_this_system():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < host_memory.free_memory()[0] < total
+
+
+FREED = """\
+import numpy as np
+from mpidist import errors, host_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) >> 8  # MiB, with pages of 4 KiB
+
+host_memory.keep_freed_memory()
+large, small = [], []
+for _ in range(6):
+    large.append(np.ones(8 << 20))
+    small.append(np.ones(20_000))  # below it, the heap cannot shrink
+del large
+before = resident()
+try:
+    host_memory.check_free(1 << 60, "wait")
+except errors.ResourceExhaustedError as error:
+    print(before, resident(), error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(host_memory._libc, "malloc_trim"), reason="needs glibc")
+def test_freed_arrays_are_kept_until_memory_is_short():
+    ended = subprocess.run(
+        [sys.executable, "-c", FREED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    before, after, *words = ended.stdout.split()
+    assert int(before) > 300
+    assert int(after) < int(before) - 250
+    assert "of memory left: wait" in " ".join(words)
