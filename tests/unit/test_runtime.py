@@ -289,7 +289,7 @@ def test_what_was_printed_last_is_read_before_the_end(monkeypatch):
     reader = threading.Thread(target=lambda: got.append(os.read(reading, 100)))
     threading.Timer(0.05, reader.start).start()
     with monkeypatch.context() as patched:
-        patched.setattr(shutdown, "_READ_LIMIT_S", 30.0)
+        patched.setattr(shutdown, "OUTPUT_LIMIT_S", 30.0)
         shutdown.wait_until_read(writing)
     reader.join()
     assert got == [b"last words"]
