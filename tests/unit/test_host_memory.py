@@ -130,7 +130,7 @@ host_memory.keep_freed_memory()
 large, small = [], []
 for _ in range(6):
     large.append(np.ones(8 << 20))
-    small.append(np.ones(20_000))  # below it, the heap cannot shrink
+    small.append(np.ones(1 << 20))  # below it, the heap cannot shrink
 del large
 before = resident()
 try:
