@@ -67,7 +67,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return self._tensors()
 
     def _tensors(self) -> Iterator[Any]:
-        # At the first element, because torchdata's loader makes an iterator that it does not use.
+        # This runs at the first element: torchdata's loader makes an iterator that it never uses.
         self._current, self._next = self._next or iter(self._dataset), None
         elements = self._current
         for element in elements:
@@ -90,7 +90,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return elements.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at a saved position. Iterators that exist stay as they are.
+        """Let the next iteration begin at a saved position. Iterations that have begun go on.
 
         Args:
             state_dict: The result of :meth:`state_dict`. It is unpickled, so load only states that

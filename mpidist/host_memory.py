@@ -20,27 +20,29 @@ _GROUPS = Path("/sys/fs/cgroup")
 # memory.stat, which the kernel reclaims when memory is short.
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 _FILES[2] = ("memory.max", "memory.current", "")
-# Options of glibc's mallopt (malloc.h). Before glibc 2.35, the second one is at most 32 MiB.
+# Options of glibc's mallopt (malloc.h). Some releases of glibc limit the second one to 32 MiB.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 256 << 20
 _LARGEST_BYTES = 128 << 20
+_OLD_LIMIT_BYTES = 32 << 20
 _libc = ctypes.CDLL(None)
 
 
 def keep_freed_memory() -> None:
     """Have the C library keep the memory of freed arrays of up to 128 MiB, for the whole process.
 
-    It gives memory back if more than 256 MiB are free at the end of the heap. Without this
-    function, it gives large arrays back at once, and the system has to clear the pages of the next
-    ones. MPI allocates an array for each large reduction: without this function, an all_reduce of
-    64 MiB takes 2.1 times as long, and a reduce 1.6 to 2.6 times. ZeroMQ allocates memory for each
-    message that arrives: messages of 1 to 2 MiB by sockets take 1.3 to 1.8 times as long. Other C
-    libraries than glibc stay as they are.
+    The C library gives memory back if more than 256 MiB are free at the end of the heap. Without
+    this function, it gives large arrays back at once, and the system has to clear the pages of the
+    next ones. MPI allocates an array for each large reduction: an all_reduce of 64 MiB then takes
+    about twice as long, and a reduce 1.6 to 2.6 times. ZeroMQ allocates memory for each message
+    that arrives: messages of 1 to 2 MiB by sockets then take 1.3 to 1.8 times as long. C libraries
+    other than glibc stay as they are.
     """
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        if not mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES):
+            mallopt(_M_MMAP_THRESHOLD, _OLD_LIMIT_BYTES)
 
 
 def check_free(nbytes: int, remedy: str) -> None:

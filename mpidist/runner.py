@@ -31,10 +31,10 @@ _PACKAGES = ("mpidist", "strategy", "dataservice")
 _PYC_HEADER_BYTES = 16  # PEP 552
 INTERRUPTED = "interrupted (Ctrl-C)"
 """The reason of a rank that ends by a KeyboardInterrupt."""
-OUTPUT_LIMIT_S = 0.5
-"""The time that a rank that ends leaves to the output of ranks, in seconds."""
 INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
+OUTPUT_LIMIT_S = 0.5
+"""Seconds that an ending rank waits at most until the launcher has read the output."""
 
 
 def hidden_packages() -> list[str]:

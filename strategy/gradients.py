@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import ml_dtypes
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-POLICIES = ("error", "skip", "pass")
+Policy = Literal["error", "skip", "pass"]
+POLICIES = get_args(Policy)
 
 # The dtypes for which np.vdot calls BLAS.
 _VECTORS = (np.dtype(np.float32), np.dtype(np.float64))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 from weakref import finalize
 
 import numpy as np
@@ -17,10 +17,10 @@ from strategy.base import Strategy, current_strategy
 from strategy.checkpoints import checkpoint
 from strategy.checkpoints.checkpoint import checkpoint_lock_of
 from strategy.client.checkpoints import CheckpointClient
-from strategy.client.connection import TRANSPORTS, Connection
-from strategy.client.sync_modes import checked_mode, sync_mode_of
+from strategy.client.connection import TRANSPORTS, Connection, Transport
+from strategy.client.sync_modes import ModeName, checked_mode, sync_mode_of
 from strategy.creation import Use, VariableCreator
-from strategy.gradients import Compressor, GradientPusher, NanPolicy
+from strategy.gradients import Compressor, GradientPusher, NanPolicy, Policy
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import whole_number
@@ -183,12 +183,12 @@ class ParameterServerStrategy(Strategy):
         server: Host | None = None,
         variable_partitioner: Partitioner | None = None,
         placement: str | Place | None = "bytes",
-        transport: Literal["auto", "shared", "rma", "p2p"] = "auto",
-        mode: Literal["async", "sync", "ssp"] = "async",
+        transport: Transport = "auto",
+        mode: ModeName = "async",
         staleness: int | None = None,
         backup_workers: int = 0,
         compression: str | tuple[str, float] | None = None,
-        nan: Literal["error", "skip", "pass"] = "error",
+        nan: Policy = "error",
         num_replicas_per_worker: int | None = None,
         num_gpus_per_worker: int = 0,
         parameter_devices: Sequence[str] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class ModuleVariables:
 
     Create the object within ``strategy.scope()``. Outside a scope, the variables live in this
     process. Modules with equal names of parameters need a :func:`strategy.variable_scope` each.
+    Cast the module, move it, and replace parameters before you create the object.
 
     Args:
         module: The module. Its parameters may be on the CPU or on a GPU.
@@ -33,8 +34,6 @@ class ModuleVariables:
     Attributes:
         module: The module.
         variables: The variable of each parameter, by the name of the parameter.
-
-    Cast the module, move it, and replace parameters before you make this object.
 
     Raises:
         ValueError: The module has no parameters, or a lazy layer has not set the shape of its
@@ -70,15 +69,15 @@ class ModuleVariables:
                     f"parameter {name!r} has no shape yet: run the module on one batch first"
                 )
         self.module = module
-        self._parameters = list(named.values())
-        self._dtypes = [parameter.dtype for parameter in self._parameters]
         self.variables: dict[str, Variable] = {
             name: get_variable(
                 name, initializer=parameter.detach(), trainable=parameter.requires_grad
             )
             for name, parameter in named.items()
         }
-        self._pull(zip(self._parameters, self.variables.values(), strict=True))
+        self._pairs = list(zip(named.values(), self.variables.values(), strict=True))
+        self._dtypes = [parameter.dtype for parameter in named.values()]
+        self._pull(self._pairs)
 
     def pull(self, *, frozen: bool = False) -> None:
         """Pull the variables into the parameters.
@@ -93,11 +92,7 @@ class ModuleVariables:
             ValueError: The module has other parameters than before, or parameters of another dtype.
         """
         self._check_parameters()
-        self._pull(
-            (parameter, variable)
-            for parameter, variable in zip(self._parameters, self.variables.values(), strict=True)
-            if frozen or parameter.requires_grad
-        )
+        self._pull([pair for pair in self._pairs if frozen or pair[0].requires_grad])
 
     def push(self, optimizer: Optimizer) -> Work:
         """Push the gradients of the parameters. The ps tasks apply them.
@@ -120,39 +115,39 @@ class ModuleVariables:
                 For other errors see :meth:`strategy.optimizers.Optimizer.apply_gradients`.
         """
         self._check_parameters()
-        gradients = [_gradient(parameter) for parameter in self._parameters]
-        return optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
+        return optimizer.apply_gradients(
+            [(_gradient(parameter), variable) for parameter, variable in self._pairs]
+        )
 
     def _check_parameters(self) -> None:
-        now = {id(parameter) for parameter in self.module.parameters()}
-        for name, one, dtype in zip(self.variables, self._parameters, self._dtypes, strict=True):
-            if id(one) not in now:
+        present = {id(parameter) for parameter in self.module.parameters()}
+        checked = zip(self.variables, self._pairs, self._dtypes, strict=True)
+        for name, (parameter, _), dtype in checked:
+            if id(parameter) not in present:
                 raise ValueError(
                     f"parameter {name!r} has been replaced: make ModuleVariables after that"
                 )
-            if one.dtype is not dtype:
+            if parameter.dtype is not dtype:
                 raise ValueError(
-                    f"parameter {name!r} is now of {one.dtype}, and its variable of {dtype}: cast "
-                    "the module before you make ModuleVariables"
+                    f"parameter {name!r} is now of {parameter.dtype}, and its variable of {dtype}: "
+                    "cast the module before you make ModuleVariables"
                 )
 
-    def _pull(self, pairs: Iterable[tuple[Any, Variable]]) -> None:
-        wanted = list(pairs)
-        parameters = [parameter for parameter, _ in wanted]
-        tensors = [parameter.detach() for parameter in parameters]
+    def _pull(self, pairs: Sequence[tuple[Any, Variable]]) -> None:
+        tensors = [parameter.detach() for parameter, _ in pairs]
         places = [
             tensor
             if tensor.is_contiguous()
             else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             for tensor in tensors
         ]
-        read_values([variable for _, variable in wanted], places)
+        read_values([variable for _, variable in pairs], places)
         for tensor, place in zip(tensors, places, strict=True):
             if place is not tensor:
                 tensor.copy_(place)
         # A pull between the forward and the backward pass would give wrong gradients. With a new
         # version number of its parameters, autograd raises an error.
-        torch.autograd.graph.increment_version(parameters)
+        torch.autograd.graph.increment_version([parameter for parameter, _ in pairs])
 
 
 def _gradient(parameter: torch.nn.Parameter) -> Any:

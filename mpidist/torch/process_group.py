@@ -48,7 +48,7 @@ class MpidistProcessGroup(dist.ProcessGroup):
         self.group = group
         self._name = self._desc = ""
         self._coalescing: tuple[ExitStack, Coalescing] | None = None
-        self._messages: list[Work] = []  # of the coalescing block
+        self._messages: list[Work] = []  # started in the coalescing block
 
     # Reductions
 
@@ -266,14 +266,14 @@ class MpidistProcessGroup(dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         stack = ExitStack()
         self._coalescing = stack, stack.enter_context(self.group.coalesce(async_ops=True))
-        self._messages.clear()
 
     def _end_coalescing(self, device: torch.device) -> MpidistWork:
         assert self._coalescing is not None
         (stack, begun), self._coalescing = self._coalescing, None
+        messages, self._messages = self._messages, []
         stack.close()
         assert begun.work is not None
-        return MpidistWork(gather_works("coalesced", [begun.work, *self._messages]), [])
+        return MpidistWork(gather_works("coalesced", [begun.work, *messages]), [])
 
     # The group
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary, finalize
 
 import cloudpickle
@@ -27,7 +27,8 @@ from strategy.protocol.partition import Origin
 from strategy.protocol.push_message import PushMessage, unpack_reply
 from strategy.protocol.rounds import Decision
 
-TRANSPORTS = ("auto", "shared", "rma", "p2p")
+Transport = Literal["auto", "shared", "rma", "p2p"]
+TRANSPORTS = get_args(Transport)
 
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from mpidist import Reply, Work, errors
 from mpidist.config import config as settings
@@ -21,7 +21,8 @@ from strategy.protocol.rounds import Decision
 
 logger = logging.getLogger(__name__)
 
-MODES = ("async", "sync", "ssp")
+ModeName = Literal["async", "sync", "ssp"]
+MODES = get_args(ModeName)
 
 
 class SyncMode(ABC):

@@ -491,16 +491,32 @@ def test_ranks_with_one_traceback_print_it_once(tmp_path):
     assert ended.err.count("in <module>") == 1
 
 
-def test_a_rank_without_standard_error_does_not_silence_the_others(tmp_path):
-    source = RANK + "\n".join(
-        [
-            "import os, sys",
-            'if RANK == "1": sys.stderr = open(os.devnull, "w")',
-            "1 / 0",
-        ]
+def test_a_rank_with_another_standard_error_does_not_silence_the_others(tmp_path):
+    source = (
+        HEAD
+        + """
+import time
+
+class Elsewhere:
+    def write(self, text):
+        with open(os.environ["FILE"], "a") as file:
+            file.write(text)
+        limit = time.monotonic() + 10  # rank 0 records its failure after its traceback
+        record = os.path.join(os.environ["MPIDIST_RUN_DIR"], "failure-0.json")
+        while not os.path.exists(record) and time.monotonic() < limit:
+            pass
+    def flush(self):
+        pass
+
+if RANK == 1:
+    sys.stderr = Elsewhere()
+1 / 0
+"""
     )
-    ended = run_job(tmp_path, ["-n", "2"], "import os\n" + source)
+    file = tmp_path / "elsewhere"
+    ended = run_job(tmp_path, ["-n", "2"], source, env={"FILE": str(file)})
     assert ended.err.count("Traceback") == 1, ended.err
+    assert file.read_text().count("Traceback") == 1
 
 
 def test_a_hook_of_the_script_prints_on_every_rank(tmp_path):

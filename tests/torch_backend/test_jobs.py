@@ -1,6 +1,7 @@
 """Jobs that use the backend as scripts do: launch, rendezvous, errors and ends."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -137,14 +138,23 @@ def test_variables_that_contradict_mpi(variable, tmp_path):
     assert f"the environment variable {variable}=7 contradicts MPI" in job.err
 
 
-def test_arguments_that_contradict_mpi(tmp_path):
-    source = """\
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("rank=own, world_size=3", r"world_size=3 contradicts MPI, which has rank \d of 2"),
+        ("rank=1 - own, world_size=2", r"rank=(\d) contradicts MPI, which has rank (?!\1)\d of 2"),
+    ],
+)
+def test_arguments_that_contradict_mpi(arguments, text, tmp_path):
+    source = f"""\
+        import os
         import torch.distributed as dist, mpidist.torch
-        dist.init_process_group("mpidist", rank=0, world_size=1)
+        own = int(os.environ["RANK"])
+        dist.init_process_group("mpidist", {arguments})
     """
     job = run_job(tmp_path, ["-n", "2"], source, timeout_s=60)
     assert job.status == 1
-    assert "=1 contradicts MPI" in job.err or "rank=0 contradicts MPI" in job.err
+    assert re.search(text, job.err), job.err
 
 
 def test_torchs_debug_level_compares_every_call(tmp_path):
