@@ -17,8 +17,10 @@ file beside the script hides the package ``mpidist``.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -33,6 +35,8 @@ INTERRUPTED = "interrupted (Ctrl-C)"
 """The reason of a rank that ends by a KeyboardInterrupt."""
 INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
+STACKS_SIGNAL = signal.SIGRTMAX - 4
+"""Has a rank write the stacks of its threads to ``stacks-<rank>.txt`` in the run folder."""
 OUTPUT_LIMIT_S = 0.5
 """Seconds that an ending rank waits at most until the launcher has read the output."""
 
@@ -163,6 +167,7 @@ class Runner:
     def run(self) -> None:
         """Run the script to its end. Leave a record and the right status if it fails."""
         threading.excepthook = self._uncaught_in_thread
+        self._write_stacks_on_signal()
         try:
             self._execute()
         except BaseException as caught:
@@ -219,6 +224,15 @@ class Runner:
             code, loader = _load(path)
             main.__dict__.update(__file__=os.path.abspath(path), __loader__=loader)
             exec(code, main.__dict__)
+
+    def _write_stacks_on_signal(self) -> None:
+        """Write the stacks of all threads on ``STACKS_SIGNAL``, also while C code has the GIL."""
+        try:
+            path = os.path.join(self._folder, f"stacks-{self._rank}.txt")
+            self._stacks = open(path, "ab", buffering=0)  # noqa: SIM115
+            faulthandler.register(STACKS_SIGNAL, self._stacks)
+        except OSError as error:  # the report on a hang says what it could not get
+            sys.stderr.write(f"mpidist run: rank {self._rank} cannot write stacks ({error})\n")
 
     def _uncaught_in_thread(self, args: Any) -> None:
         # After the script's end, daemon threads may fail on closed resources.
@@ -412,9 +426,7 @@ def _print_code(code: Any) -> None:
 
 def _ignore_interrupts() -> None:
     """Ignore SIGINT, so that a second Ctrl-C does not stop the end of the rank."""
-    with contextlib.suppress(Exception):  # a file of the user may hide the module
-        import signal
-
+    with contextlib.suppress(Exception):  # not in other threads
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

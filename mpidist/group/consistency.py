@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import marshal
 import pickle
-import sys
 import time
 import zlib
 from operator import itemgetter
@@ -23,6 +22,7 @@ from mpidist.buffers.reduce_op import ReduceOp
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import RESERVED_TAGS, Op, Signature, in_words
 from mpidist.mpi import Backoff
+from mpidist.recorder import script_frame
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,11 +109,12 @@ class Comparison(Op):
         super().__init__(
             "all_reduce", op.group, None, self._keys, ReduceOp.MIN, finish=self._raise_if_different
         )
-        self.sequence, self.signature = op.sequence, op.signature
+        self.sequence, self.signature, self.slot = op.sequence, op.signature, op.slot
         self._description = op.describe()  # the Op itself would keep its arrays
         self._comm = comm
         self._log = log
-        self._line = _line_of_script()
+        frame = script_frame(1)
+        self._line = f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
     def describe(self) -> str:
         """Return the collective that is compared, since other ranks must call it, too."""
@@ -206,14 +207,3 @@ def _receive_logs(comm: MPI.Intracomm, group: int) -> None:
         message.Recv([data, MPI.BYTE])
         sequence, log, line = pickle.loads(data.data)
         _arrived[group, sequence, status.source] = log, line
-
-
-def _line_of_script() -> str:
-    """Return the line that called this package, or torch above it, as " at FILE:LINE"."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in ("mpidist", "contextlib", "torch"):
-            return f" at {frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return f" at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -102,6 +102,7 @@ class Op:
         segments: The operations that were started in its place, if it exceeds one call of MPI.
         outputs: The caller's arrays that the Work of an asynchronous collective returns.
         signature: The signature of a collective; None if the group does not compare calls.
+        slot: Place of the operation in the flight recorder.
     """
 
     # Defaults on the class make the many operations that never set these cheaper.
@@ -115,6 +116,7 @@ class Op:
     late: Work | None = None
     outputs: Sequence[Any] | None = None
     signature: Signature | None = None
+    slot = 0
 
     def __init__(
         self,
@@ -182,6 +184,32 @@ class Op:
     def call(self) -> str:
         """Return the signature as text; "" if there is none."""
         return "" if self.signature is None else in_words(self.signature, self.group)
+
+    def facts(self) -> tuple[object, ...]:
+        """Return facts that tell the calls of a group apart, without a signature."""
+        array = self.recv if self.send is None else self.send
+        size, kind = (0, "") if array is None else (array.size, array.dtype.char)
+        return self.name, self.root, self.tag, size, kind
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the call for the flight recorder."""
+        array = self.recv if self.send is None else self.send
+        text = self.call()
+        if not text:  # a message, or a collective that is not compared
+            is_equal = self.name in (*SHAPED, "broadcast", *_DIRECTIONS)  # the array, on all ranks
+            peer = f"{_DIRECTIONS.get(self.name, 'root')} rank {self.peer}"
+            words = [peer] if self.peer >= 0 else []
+            words += [f"{array.dtype}[{array.size}]"] if array is not None and is_equal else []
+            words += [f"tag {self.tag}"] if self.tag else []
+            text = f"{self.name}({', '.join(words)})"
+        return {
+            "name": self.name,
+            "text": text,
+            "peer": self.peer,
+            "tag": self.tag,
+            "dtype": "" if array is None else str(array.dtype),
+            "shape": [] if array is None else list(array.shape),
+        }
 
     def __repr__(self) -> str:
         buffer = self.recv if self.recv is not None else self.send

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import time as now
 from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
@@ -28,6 +29,7 @@ from mpidist.group.mpi_backend import MpiBackend, backend_error, in_one_line
 from mpidist.group.nccl_backend import NcclBackend
 from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
 from mpidist.mpi import PendingOps, fork, pending_ops, watched
+from mpidist.recorder import group_recorder
 from mpidist.work import Work, gather_works
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Submission:
         self._info = info
         self._number = info.number
         self._waits: PendingOps = pending_ops
+        self._record = group_recorder(info.number, info.name, info.ranks)
         self._counts, self._current = self._waits.counts, self._waits.current
         self._sequence = 0
         self._refusing = False  # True if ``freed``, ``_broken_by`` or ``_late`` is set
@@ -121,7 +124,7 @@ class Submission:
             fork.check_mpi()
         if self._pending:  # before the lock is taken: callbacks of works may submit operations
             self._poll_pending()
-        comparison, left = None, limit
+        comparison, left, record = None, limit, self._record
         if self._uncompared and not async_op:
             if self._refusing:
                 self._check_usable()
@@ -151,8 +154,10 @@ class Submission:
                     signature = signature_of(op, nonblocking)
                 op.signature = signature
                 self._log.append(signature)
-                if sequence >= self._next_compared:
-                    comparison, left = self._compare(op, left, async_op)
+            if record is not None:
+                ended = record.begin(op, op.signature or op.facts())
+            if self._compares and sequence >= self._next_compared:
+                comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
                 op.outputs = list(outputs)
             # This collective may start while the comparison of an earlier one is pending. Its Work
@@ -165,11 +170,15 @@ class Submission:
                 and (op.__class__ is not GpuOp or (limit is None and not self._has_queued()))
             ):
                 self._run(op, limit, left)
+                if record is not None:
+                    record.times[ended] = now()
                 return None
             work = self._start(op) if comparison is None else self._start_uncompared(op, comparison)
         finally:
             self._turn.release()
         work.limit = limit
+        if record is not None:
+            self._record_end(op, work)
         if async_op:
             return work
         self._wait_within(op, work, limit, left)
@@ -206,7 +215,13 @@ class Submission:
         fork.check_mpi()
         self.check_alive()
         limit = self.limit if op.limit is None else op.limit
+        record = self._record
+        if record is not None:
+            record.begin(op, op.facts())
+            record.locate(op)
         self._run(op, limit, limit)
+        if record is not None:
+            record.end(op)
         return op.root
 
     def run_message_of_collective(self, op: Op) -> None:
@@ -220,8 +235,14 @@ class Submission:
     def start_message(self, op: Op) -> Work:
         """Start a send or a receive and return its Work."""
         self._poll_pending()
+        record = self._record
+        if record is not None:
+            record.begin(op, op.facts())
+            record.locate(op)
         work = self._start(op)
         work.limit = self.limit if op.limit is None else op.limit
+        if record is not None:
+            self._record_end(op, work)
         return work
 
     def wait_for_all(self, name: str, works: Sequence[Work], limit: float) -> None:
@@ -367,9 +388,16 @@ class Submission:
         finally:
             self._current.pop(key, None)
         if late is not None:
+            if self._record is not None:
+                self._record_end(op, late)
             raise self._keep_late(op, late, limit)
         if op.finish is not None:
             op.finish()
+
+    def _record_end(self, op: Op, work: Work) -> None:
+        """Record the end of an operation when its Work ends."""
+        assert self._record is not None
+        work.add_done_callback(self._record.ender(op))
 
     def _start(self, op: Op) -> Work:
         fork.check_mpi()
@@ -387,6 +415,8 @@ class Submission:
 
     def _handle_failure(self, op: Op, error: BaseException) -> None:
         """Take back the count of a failed collective. Break the group if it was left halfway."""
+        if self._record is not None:
+            self._record.end(op, failed=True)
         if op.sequence:
             if op.halfway:
                 self.mark_broken(op.name, error)
@@ -471,6 +501,8 @@ class Submission:
             ValueError: The logs differ; on all members.
         """
         number, began = op.sequence, time.monotonic()
+        if self._record is not None:
+            self._record.locate(op)
         if self._compares_all or number < COMPARED_AT_FIRST:
             self._next_compared = number + 1
         else:
@@ -487,6 +519,8 @@ class Submission:
             if pending is None:
                 work.wait()
         except BaseException as error:
+            if self._record is not None:
+                self._record.end(op, failed=True)
             # Other ranks may have started the operation.
             self.mark_broken(op.name, error, differs=isinstance(error, ValueError))
             raise

@@ -20,6 +20,9 @@ from pathlib import Path
 
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
+from mpidist.launcher.hang.report import report_on
+from mpidist.launcher.hang.torch_trace import write_torch_traces
+from mpidist.launcher.top import newest_folder
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, vendor_of
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -64,17 +67,59 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check MPI and the GPUs of this machine, and print remedies for problems",
-        description="Check MPI, its launcher, shared memory and GPUs, and run a job of two ranks.",
-        epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks run "
-        "in processes of their own, with time limits.",
+        help="check MPI and the GPUs of this machine, or say why a job hangs",
+        description="Check MPI, its launcher, shared memory and GPUs, and run a job of two ranks. "
+        "With --hang, say why a job of mpidist run hangs.",
+        epilog="The exit status is 1 if there is a problem, or if the job is stuck. The MPI "
+        "library and the two ranks run in processes of their own, with time limits. --hang takes "
+        "some two seconds, and does not disturb the job.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(run=lambda namespace: _run(as_json=namespace.json))
+    parser.add_argument(
+        "--hang",
+        nargs="?",
+        const="",
+        metavar="JOB",
+        help="say why a job hangs: the job of this --run-dir, also after its end; by default the "
+        "newest job that runs on this host",
+    )
+    parser.add_argument(
+        "--torch-trace",
+        metavar="DIR",
+        help="with --hang: write the last operations of the ranks to DIR, in the format of torch's "
+        "flight recorder, for torchfrtrace",
+    )
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
-def _run(*, as_json: bool) -> int:
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    if namespace.hang is not None:
+        return _report_hang(parser, namespace)
+    if namespace.torch_trace is not None:
+        parser.error("--torch-trace needs --hang")
+    return _check_machine(as_json=namespace.json)
+
+
+def _report_hang(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    """Print why a job hangs. Return 1 if it is stuck."""
+    folder = Path(namespace.hang) if namespace.hang else newest_folder()
+    if folder is None:
+        parser.error("no job of mpidist run is running on this host; name its --run-dir")
+    try:
+        report = report_on(folder)
+        if namespace.torch_trace is not None:
+            write_torch_traces(folder, Path(namespace.torch_trace))
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{folder} is not the folder of a job, or cannot be written: {error}")
+    if namespace.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print("\n".join(report.lines()))
+    return int(report.cause.verdict == "stuck")
+
+
+def _check_machine(*, as_json: bool) -> int:
     found = []
     for finding in findings(os.environ):
         found.append(finding)

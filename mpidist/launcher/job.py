@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
+from mpidist.launcher.hang.automatic import Reporter
 from mpidist.launcher.leftovers import descendants, end_descendants, kill, reap
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -23,6 +24,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user and group id
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Signals for the ranks, such as a batch system's warning before its time limit.
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+_ASK = signal.SIGQUIT  # from the keys Ctrl and backslash
 _TICK_S = 0.1
 # Time limit of the launcher after a rank has failed, and of processes that ranks leave behind after
 # all ranks have ended. A launcher waits for each process that holds its pipes.
@@ -61,7 +63,7 @@ def blocked_signals() -> Iterator[set[int]]:
         The signals, for :func:`run_job`. Signals that this command was started to ignore, as by
         nohup, stay ignored.
     """
-    caught = [n for n in (*_ENDING, *_FOR_RANKS) if signal.getsignal(n) is not signal.SIG_IGN]
+    caught = [n for n in (*_ENDING, *_FOR_RANKS, _ASK) if signal.getsignal(n) is not signal.SIG_IGN]
     numbers: set[int] = {signal.SIGCHLD, *caught}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -79,6 +81,7 @@ def run_job(
     *,
     failed: Callable[[], bool],
     ended: Callable[[], bool],
+    reporter: Reporter,
     timeout_s: float | None,
     standard_input: socket.socket | None,
     passed_on: Sequence[int],
@@ -92,6 +95,7 @@ def run_job(
         failed: Returns whether a rank has failed. The launcher must then end soon.
         ended: Returns whether all ranks have ended. Processes that they left are then killed, so
             that the launcher does not wait for them.
+        reporter: Reports why the job hangs: on SIGQUIT, at the time limit, and after a long wait.
         timeout_s: Limit of the whole job; None for no limit.
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
@@ -123,7 +127,10 @@ def run_job(
             number = 0 if info is None else info.si_signo
             reap(but=launcher.pid)
             now = time.monotonic()
-            if number in _FOR_RANKS:
+            reporter.check_stall()
+            if number == _ASK:
+                reporter.start("what the ranks do:")
+            elif number in _FOR_RANKS:
                 if number in passed_on:
                     launcher.send_signal(number)
             elif number in _ENDING:
@@ -132,9 +139,12 @@ def run_job(
                 received = number
             elif due:
                 pass
+            elif timed_out:
+                if not reporter.is_running:
+                    due = _steps(signal.SIGTERM, now)
             elif timeout_s is not None and now - started > timeout_s:
                 timed_out, had_failed = True, failed()
-                due = _steps(signal.SIGTERM, now)
+                reporter.start(f"the job has run for {timeout_s:g} s (--timeout):")
             elif not over_at:
                 over_at = now if failed() or ended() else 0.0
             elif now - over_at > _OVER_S:

@@ -53,6 +53,7 @@ _LONGEST_BYTES = 1 << 20
 _LAST_LINES_S = 1.0
 _PIPE_BYTES = 65536  # capacity of a pipe (pipe(7))
 _STDIN_S = 30.0
+_LOOK_S = 0.5
 
 
 class _LabelledOutput:
@@ -199,6 +200,54 @@ def _write_record(kind: str, rank: str, pid: int, ended: float, **facts: object)
     os.replace(f"{path}.new", path)
 
 
+class _Looks:
+    """Looks at the rank when ``look.json`` in the run folder asks for it.
+
+    A timer checks that file, because this process waits for the end of the rank meanwhile.
+
+    Args:
+        rank: The rank.
+        pid: Its process.
+    """
+
+    def __init__(self, rank: str, pid: int) -> None:
+        self._rank = rank
+        self._pid = pid
+        self._path = os.path.join(os.environ["MPIDIST_RUN_DIR"], "look.json")
+        self._changed = 0
+
+    def start(self) -> None:
+        """Start the timer."""
+        signal.signal(signal.SIGALRM, self._check)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+
+    def stop(self) -> None:
+        """Stop the timer. The process may belong to another program soon."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+    def _check(self, _number: int, _frame: object) -> None:
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+        except OSError:  # nobody has asked
+            return
+        if changed == self._changed:
+            return
+        self._changed = changed
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                request = json.load(file)
+            import runpy  # few jobs need it
+
+            place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_look.py")
+            look = runpy.run_path(place)["look"]
+            look(self._rank, self._pid, request["number"], request["stacks_signal"])
+        except (OSError, ValueError, KeyError) as error:
+            sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error})\n")
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+
+
 def main(arguments: list[str]) -> None:
     """Start the rank, wait for it, record its end, and end in the same way.
 
@@ -239,8 +288,11 @@ def main(arguments: list[str]) -> None:
     for number in _OF_RANK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
+    looks = _Looks(rank, child)
+    looks.start()
     # Waits without reaping, so that forward() cannot reach another process with the child's number.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    looks.stop()
     ended = time.time()
     if seen is not None and seen.si_status != 0 and not in_time:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole process group may reach the child first

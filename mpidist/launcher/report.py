@@ -1,26 +1,9 @@
-"""The records in the run folder, and the report on a job that has ended.
-
-=====================  ======================  =======================================
-File                   Written by              When
-=====================  ======================  =======================================
-``rank-<r>.json``      the runtime             MPI starts; job and task become known
-``failure-<r>.json``   the runtime, or runner  before the rank ends the job
-``state-<r>.json``     the runtime             every second: metrics, and long waits
-``exit-<r>.json``      the wrapper             the rank has ended
-``end.json``           ``mpidist run``         the job is over
-=====================  ======================  =======================================
-
-The wrapper is :mod:`mpidist.launcher.rank_wrapper`, and the runner is :mod:`mpidist.runner`.
-"""
+"""The report on a job that has ended, from the records in its run folder."""
 
 from __future__ import annotations
 
-import functools
-import json
-import re
 import select
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,98 +11,13 @@ from typing import Any
 from mpidist.launcher.hosts import without_address
 from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
+from mpidist.launcher.run_folder import Records, read_records
 
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
 _BARE_STATUS_DELAY_S = 1.0
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
-_END = "end.json"
-Records = dict[int, dict[str, Any]]
-_FIELDS = {
-    "rank": set[str](),
-    "failure": {"pid", "host", "reason", "exit_code", "time"},
-    "exit": {"pid", "host", "signal", "exit_code", "terminated", "time"},
-    "state": {"waits", "time"},
-}
-_RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
-_PRINTED = re.compile(r"printed-[0-9a-f]{8}")  # see mpidist.mpi.records
-
-
-def clear_records(folder: Path) -> None:
-    """Remove the records of an earlier job from a run folder."""
-    for path in folder.iterdir():
-        is_own = _RECORD.fullmatch(path.name) or _PRINTED.fullmatch(path.name)
-        if is_own or path.name == _END:
-            path.unlink()
-
-
-def write_end(folder: Path, status: int) -> None:
-    """Record that the job is over: ranks that the launcher ends leave no records.
-
-    Args:
-        folder: The run folder.
-        status: Exit status of the job.
-    """
-    part = folder / f"{_END}.new"
-    part.write_text(json.dumps({"status": status}), encoding="utf-8")
-    part.replace(folder / _END)
-
-
-def is_over(folder: Path) -> bool:
-    """Return whether ``mpidist run`` has recorded the end of the job."""
-    return (folder / _END).exists()
-
-
-def read_records(folder: Path, kind: str, *, strict: bool = False) -> Records:
-    """Return the records of one kind by rank.
-
-    Args:
-        folder: The run folder. If it does not exist (any more), there are no records.
-        kind: ``rank``, ``failure``, ``state`` or ``exit``.
-        strict: Raise an error for a file that cannot be read, and leave the check of the fields to
-            the caller. By default a warning is printed once, and the file is ignored.
-
-    Raises:
-        OSError: The folder or a file cannot be read.
-        ValueError: A file is not JSON.
-    """
-    found = {}
-    try:
-        for path in folder.iterdir():
-            name = _RECORD.fullmatch(path.name)
-            if not name or name[1] != kind:
-                continue
-            try:
-                # Writers replace the file as a whole.
-                record = json.loads(path.read_text(encoding="utf-8"))
-                if not strict:
-                    _check(record, kind)
-                found[int(name[2])] = record
-            except (OSError, ValueError) as error:
-                if strict:
-                    raise
-                _warn_once(f"the record {path} is ignored: {error}")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if strict:
-            raise
-        _warn_once(f"the run folder cannot be read: {error}")
-    return found
-
-
-def _check(record: object, kind: str) -> None:
-    """Raise a ValueError if a record has not the fields that this module uses."""
-    if not isinstance(record, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004
-    if missing := _FIELDS[kind] - record.keys():
-        raise ValueError(f"it has no {min(missing)!r}")
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    sys.stderr.write(f"mpidist run: {text}\n")
 
 
 def describe_signal(number: int) -> str:
@@ -200,7 +98,7 @@ def report(
     elif result.killed and status == 0:
         number = "1 process" if result.killed == 1 else f"{result.killed} processes"
         lines.append(f"killed {number} that the job left behind")
-    if result.signal or result.timed_out:
+    if result.signal:
         lines += _waits(folder, layout)
     return status, [*lines, reason] if reason else lines
 

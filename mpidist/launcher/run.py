@@ -16,6 +16,8 @@ from pathlib import Path
 
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 from mpidist.launcher import rank_wrapper
+from mpidist.launcher.hang.automatic import Reporter
+from mpidist.launcher.hang.facts import write_job
 from mpidist.launcher.hosts import assign_slots, most_ranks_on_a_host, parse_hosts, read_host_file
 from mpidist.launcher.job import (
     blocked_signals,
@@ -26,7 +28,8 @@ from mpidist.launcher.job import (
 )
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
 from mpidist.launcher.leftovers import no_shared_files, temporary_folder
-from mpidist.launcher.report import clear_records, first_failure, read_records, report, write_end
+from mpidist.launcher.report import first_failure, report
+from mpidist.launcher.run_folder import clear_records, read_records, write_end
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
 from mpidist.runner import RUNNER_FILE
 
@@ -115,6 +118,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             clear_records(folder)
+            write_job(folder, layout)
         except OSError as error:
             parser.error(f"--run-dir must be a folder that you can write ({error})")
         standard_input = listen_for_rank_0() if namespace.stdin else None
@@ -131,6 +135,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
                 signals,
                 failed=lambda: first_failure(folder) is not None,
                 ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
+                reporter=Reporter(folder),
                 timeout_s=namespace.timeout,
                 standard_input=standard_input,
                 passed_on=launcher.vendor.passed_on,

@@ -18,7 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpidist.launcher.report import Records, is_over, read_records
+from mpidist.launcher.run_folder import Records, is_over, read_records
+from mpidist.recorder import read_recording
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, JustifyMethod
@@ -27,11 +28,11 @@ _MIB = 1 << 20
 _SILENT_S = 5.0  # ranks write their state once a second
 _LONGEST_S = 86400.0
 _COLUMNS = (
-    "task", "rank", "host", "pid", "state",
+    "task", "rank", "host", "pid", "state", "operation",
     "steps\n/s", "in\nMiB/s", "out\nMiB/s", "stale-\nness", "queue", "wait-\ning", "data\nwait",
     "busy",
 )  # fmt: skip
-_HOST, _FIRST_NUMBER = 2, 5  # positions of columns
+_HOST, _FIRST_NUMBER = 2, 6  # positions of columns
 _NOTHING = {"-", "0", "0.0", "0%"}
 
 
@@ -68,6 +69,7 @@ class Snapshot:
         exits: Records of the ranks that have ended.
         failures: Records of the ranks that have recorded a failure.
         metrics: State records of the ranks, with the metrics of their tasks.
+        operations: The operation that each rank runs, with its age.
         over: Whether ``mpidist run`` has recorded the end of the job.
     """
 
@@ -75,6 +77,7 @@ class Snapshot:
     exits: Records
     failures: Records
     metrics: Records
+    operations: dict[int, str]
     over: bool
 
     @classmethod
@@ -90,7 +93,8 @@ class Snapshot:
         ranks, exits, failures, metrics = (
             read_records(folder, kind, strict=True) for kind in kinds
         )
-        return cls(ranks, exits, failures, metrics, is_over(folder))
+        operations = {rank: _operation(folder, rank, time.time()) for rank in ranks}
+        return cls(ranks, exits, failures, metrics, operations, is_over(folder))
 
     def states(self) -> set[str]:
         """Return the states of the ranks."""
@@ -132,13 +136,14 @@ class Snapshot:
     def _row(self, rank: int, task: str, bases: Records, now: float) -> list[str]:
         record, state = self.ranks.get(rank, {}), self._state(rank)
         place = [task, str(rank), str(record.get("host", "?")), str(record.get("pid", "?"))]
+        operation = self.operations.get(rank, "-") if state == "running" else "-"
         if rank not in self.metrics:
-            return [*place, state, *["-"] * 8]
+            return [*place, state, operation, *["-"] * 8]
         written = self.metrics[rank]["time"]
         if state == "running" and now - written >= _SILENT_S:
             state = f"silent {now - written:.0f} s"
         if task not in self.metrics[rank]["tasks"]:
-            return [*place, state, *["-"] * 8]
+            return [*place, state, operation, *["-"] * 8]
         base = bases.get(rank, {"time": record.get("started", written), "tasks": {}})
         seconds = max(written - base["time"], 1e-9)
         values, earlier = self.metrics[rank]["tasks"][task], base["tasks"].get(task, {})
@@ -157,11 +162,21 @@ class Snapshot:
             f"{values['queued']:.0f}" if "queued" in values else "-",
             *(part(name) for name in ("waited_s", "data_waited_s", "busy_s")),
         ]
-        return [*place, state, *numbers]
+        return [*place, state, operation, *numbers]
 
     def _name(self, rank: int) -> str:
         record = self.ranks[rank]
         return f"{record['job']} {record['task']}" if record.get("job") else "-"
+
+
+def _operation(folder: Path, rank: int, now: float) -> str:
+    """Return the operation of a group in which a rank is, with its age; "-" if there is none."""
+    recording = read_recording(folder, rank)
+    pending = [] if recording is None else [e for e in recording.entries if e.end is None]
+    if not pending:
+        return "-"
+    entry = pending[-1]
+    return f"{entry.name} {max(now - entry.start, 0.0):.0f} s"
 
 
 def _has_keyboard() -> bool:

@@ -3,7 +3,7 @@
 from mpidist.mpi import fork
 from mpidist.mpi.backoff import Backoff
 from mpidist.mpi.metrics import TaskMetrics, task_metrics
-from mpidist.mpi.pending import DETAIL_HINT, PendingOps, pending_ops, watched
+from mpidist.mpi.pending import DETAIL_HINT, PendingOps, pending_ops, waiting_for, watched
 from mpidist.mpi.world import World, launched, started_world, this_rank, world
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "started_world",
     "task_metrics",
     "this_rank",
+    "waiting_for",
     "watched",
     "world",
 ]

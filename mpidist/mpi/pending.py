@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ class PendingOp(Protocol):
 
     Attributes:
         sequence: Number of the collective in its group, from 1; 0 for point-to-point operations.
+        slot: Its place in the flight recorder; 0 if there is none.
     """
 
     sequence: int
+    slot: int
 
     @property
     def peer(self) -> int:
@@ -93,6 +97,7 @@ class _WatchedCall:
     """A blocking MPI call that no group counts; see :class:`PendingOp`."""
 
     sequence = 0
+    slot = 0
     peer = ALL_MEMBERS
     group_number = 0
     is_blocking = False
@@ -106,6 +111,46 @@ class _WatchedCall:
 
     def call(self) -> str:
         return ""  # no arguments are compared
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait for other tasks that is no operation of a group.
+
+    Attributes:
+        what: The wait, in words.
+        tasks: The tasks that can end it, such as ``"worker 1"``; () if they are not known.
+        since: Its start, in seconds since the epoch.
+        slot: Place of an operation of a group in the flight recorder; 0 for other waits.
+    """
+
+    what: str
+    tasks: tuple[str, ...]
+    since: float
+    slot: int = 0
+
+
+waits: dict[int, Wait] = {}
+"""The waits of this process, by a key of their own."""
+
+
+@contextmanager
+def waiting_for(what: str, tasks: Iterable[str] = (), since: float | None = None) -> Iterator[None]:
+    """Tell ``mpidist doctor --hang`` and ``mpidist top``, in the block, what this thread waits for.
+
+    It is for waits that last: an entry costs a microsecond, and is shown after one second.
+
+    Args:
+        what: The wait, in words that follow "waits for".
+        tasks: The tasks that can end it, each as job and index, such as ``"worker 1"``.
+        since: Start of the wait, in seconds since the epoch; by default now.
+    """
+    wait = Wait(what, tuple(tasks), time.time() if since is None else since)
+    waits[id(wait)] = wait
+    try:
+        yield
+    finally:
+        del waits[id(wait)]
 
 
 @contextmanager

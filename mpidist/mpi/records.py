@@ -6,12 +6,16 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mpidist.config import config
 
 logger = logging.getLogger(__name__)
+
+STALLS_AGAIN = 10
+"""A wait of so many times MPIDIST_STALL_S is reported again."""
 
 
 @dataclass
@@ -49,18 +53,34 @@ def write_failure(identity: Identity, reason: str, trace: str, code: int) -> Non
 
 
 def write_state(
-    identity: Identity, tasks: dict[str, dict[str, float]], waits: list[tuple[str, float]]
+    identity: Identity, tasks: dict[str, dict[str, float]], waits: Sequence[dict[str, Any]]
 ) -> None:
     """Write ``state-<rank>.json``: the activity of the rank, and the time.
 
     Args:
         identity: The rank.
         tasks: Metrics by name, by job and index of the rank's tasks.
-        waits: Operations in words that have been pending for long, each with the time at which it
-            was first observed, in seconds since the epoch.
+        waits: The long waits of the rank; see :class:`mpidist.mpi.pending.Wait`.
     """
-    entries = [{"what": name, "since": since} for name, since in waits]
-    _write(f"state-{identity.rank}.json", {"time": time.time(), "tasks": tasks, "waits": entries})
+    state = {"time": time.time(), "tasks": tasks, "waits": waits}
+    _write(f"state-{identity.rank}.json", state)
+
+
+def write_stall(identity: Identity, what: str, waited_s: float) -> bool:
+    """Write ``stall.json``, so that ``mpidist run`` reports on the job.
+
+    Args:
+        identity: The rank.
+        what: The wait, in words.
+        waited_s: Its time so far, in seconds.
+
+    Returns:
+        Whether there is a run folder.
+    """
+    again = waited_s > STALLS_AGAIN * config.stall_s
+    stall = {"rank": identity.rank, "what": what, "waited_s": waited_s, "again": again}
+    _write("stall.json", stall)
+    return config.run_dir is not None
 
 
 def _write(name: str, record: dict[str, Any]) -> None:
@@ -68,9 +88,10 @@ def _write(name: str, record: dict[str, Any]) -> None:
         return
     path = os.path.join(config.run_dir, name)
     try:
-        with open(path + ".new", "w") as file:
+        part = f"{path}.{os.getpid()}"  # several ranks write stall.json
+        with open(part, "w") as file:
             json.dump(record, file, default=float)  # metrics may be numbers of NumPy
-        os.replace(path + ".new", path)
+        os.replace(part, path)
     except OSError as error:
         # The folder may be gone while a job ends. That must not hide the reason.
         logger.warning("cannot write %s: %s", path, error)

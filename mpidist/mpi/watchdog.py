@@ -9,11 +9,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
 from mpidist.mpi import metrics, records
-from mpidist.mpi.pending import PendingOp, PendingOps, missing_rank
+from mpidist.mpi.pending import ALL_MEMBERS, PendingOp, PendingOps, Wait, missing_rank, waits
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,6 +35,13 @@ _SYNCHRONIZING = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
 _TRANSFER_S = 300.0  # longest such transfer
 # Seconds after which a received call is outdated: a rank that still waits would have sent it again.
 _CALLS_VALID_S = 5.0
+
+
+def _expected(operation: PendingOp) -> tuple[str, ...]:
+    """Return the members that must make a call which the flight recorder does not have."""
+    if operation.peer != ALL_MEMBERS:
+        return ()
+    return tuple(f"rank {rank}" for rank in operation.members)
 
 
 class Watchdog:
@@ -121,12 +129,14 @@ class Watchdog:
             del pending  # a reference would keep the arrays of the operations alive
 
     def _write_state(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
-        waits = [
-            (operation.describe(), time.time() - (now - since))
+        at = time.time()
+        shown = [
+            Wait(operation.describe(), _expected(operation), at - (now - since), operation.slot)
             for operation, since in pending
-            if now - since >= _STATE_PERIOD_S
         ]
-        records.write_state(self._identity, metrics.snapshot(), waits)
+        shown += list(waits.values())
+        long = [asdict(wait) for wait in shown if at - wait.since >= _STATE_PERIOD_S]
+        records.write_state(self._identity, metrics.snapshot(), long)
 
     def _check(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         """Report long waits. End the job if an operation can never complete, or waits too long."""
@@ -144,17 +154,34 @@ class Watchdog:
                     f"{operation.describe()} has waited for {waited_s:.0f} s, the limit set by "
                     "MPIDIST_STALL_ABORT_S"
                 )
-            if before - since <= config.stall_s < waited_s:
-                # Messages are not compared.
-                hint = " (MPIDIST_DEBUG=detail shows collectives that differ)"
-                logger.warning(
-                    "%s: %s has waited for %.0f s; the other ranks have not made the call, or are "
-                    "stuck themselves%s",
-                    self._identity,
-                    operation.describe(),
-                    waited_s,
-                    hint if operation.sequence else "",
-                )
+            if self._passes(since, before, now):
+                self._report_stall(operation, waited_s)
+        for wait in list(waits.values()):
+            began = now - (time.time() - wait.since)
+            if wait.tasks and self._passes(began, before, now):
+                records.write_stall(self._identity, wait.what, now - began)
+
+    def _passes(self, since: float, before: float, now: float) -> bool:
+        """Return whether a wait has become long, or very long, since the last look."""
+        return any(
+            before - since <= limit_s < now - since
+            for limit_s in (config.stall_s, records.STALLS_AGAIN * config.stall_s)
+        )
+
+    def _report_stall(self, operation: PendingOp, waited_s: float) -> None:
+        """Tell ``mpidist run``, which reports on all ranks. Without it, log a warning."""
+        if records.write_stall(self._identity, operation.describe(), waited_s):
+            return
+        # Messages are not compared.
+        hint = " (MPIDIST_DEBUG=detail shows collectives that differ)"
+        logger.warning(
+            "%s: %s has waited for %.0f s; the other ranks have not made the call, or are stuck "
+            "themselves%s",
+            self._identity,
+            operation.describe(),
+            waited_s,
+            hint if operation.sequence else "",
+        )
 
     def _compare_calls(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         """Compare the collectives in which ranks have waited for long. End the job if they differ.

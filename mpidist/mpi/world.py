@@ -30,6 +30,7 @@ from mpidist.mpi.launch_env import (
 from mpidist.mpi.node import NodePeers, share
 from mpidist.mpi.shutdown import Shutdown
 from mpidist.mpi.startup import has_loaded, watched_start
+from mpidist.recorder import start_recorder
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -168,6 +169,7 @@ def _make_world(hooks: bool) -> World:
     shared_memory.commit_segments(node)
     records.write_rank(shutdown.identity, result.started)
     metrics.start_timeline(comm.rank)
+    start_recorder(comm.rank)
     fork.in_parent_only(_forget)
     shutdown.install()
     return result

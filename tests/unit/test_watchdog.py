@@ -33,6 +33,7 @@ def test_each_long_wait_is_told_once(monkeypatch, caplog):
     assert [text.split(" has waited")[0].split(": ")[1] for text in told] == [
         "first",
         "second",
+        "second",  # after ten times as long
         "third",
     ]
     assert not ended

@@ -1,0 +1,167 @@
+"""What the main thread of a rank does, from its stack, and from the kernel's view of it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+
+import mpidist
+from mpidist.launcher.hang.facts import Frame, Rank, Stack
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mpidist.__file__)))
+_OURS = tuple(os.path.join(_ROOT, name, "") for name in ("mpidist", "strategy", "dataservice"))
+_LIBRARIES = tuple(
+    os.path.join(os.path.realpath(sysconfig.get_path(name)), "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_BUSY = 0.5  # part of a core
+_SHARE_SWAPPED = 0.5
+_DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "pydevd.py")
+# Methods of mpi4py that wait for other ranks.
+_MPI = re.compile(
+    r"\w+\.(?:I?[BRSrs]?[Ss]end|I?[Mm]?[Rr]ecv|[Ss]endrecv\w*|[Bb]arrier|[Bb]cast|[Gg]atherv?|[Ss]catterv?"
+    r"|[Aa]ll(?:gatherv?|toall[vw]?|reduce)|[Rr]educe\w*|[Ee]?x?[Ss]can|[Ww]ait\w*|[Tt]est\w*|[Mm]?[Pp]robe"
+    r"|Fence|Lock\w*|Flush\w*|Complete|Start|Dup|Split\w*|Create\w*|Free|Finalize|Disconnect)\("
+)
+# Functions of the kernel in which a thread waits, as /proc/PID/wchan shows them.
+_SLEEPS = ("hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep")
+_CHILD = ("do_wait", "kernel_wait4", "do_wait_pid")
+_PIPE = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner")
+_POLL = ("poll", "select", "epoll")
+_SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait")
+_DISK = ("rpc_wait", "nfs", "folio_wait", "io_schedule", "lustre", "fuse", "cl_", "jbd2")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a rank does.
+
+    Attributes:
+        kind: ``"waits"`` for ranks in a call of this package, ``"mpi"`` in one of mpi4py,
+            ``"start"`` in MPI_Init, ``"computing"``, ``"sleeping"``, ``"swapped"``, ``"lock"``,
+            ``"file"``, ``"child"``, ``"socket"``, ``"stopped"``, ``"debugger"``, ``"ended"``,
+            ``"failed"`` or ``"unknown"``.
+        text: The activity in words, which follow the name of the rank.
+        frame: The line of the script, or None.
+    """
+
+    kind: str
+    text: str
+    frame: Frame | None = None
+
+
+def is_ours(frame: Frame) -> bool:
+    """Return whether a frame belongs to this package."""
+    return frame.file.startswith(_OURS)
+
+
+def is_of_user(frame: Frame) -> bool:
+    """Return whether a frame belongs neither to us nor to an installed library."""
+    if frame.file.startswith("<frozen "):
+        return False
+    return not is_ours(frame) and not os.path.realpath(frame.file).startswith(_LIBRARIES)
+
+
+def line_of_user(stack: Stack) -> Frame | None:
+    """Return the innermost frame of the user."""
+    return next(filter(is_of_user, stack), None)
+
+
+def activity_of(rank: Rank) -> Activity:
+    """Return what the main thread of a rank does."""
+    if rank.failure is not None:
+        return Activity("failed", f"has failed: {rank.failure.get('reason', 'no reason is known')}")
+    if rank.exit is not None:
+        return _ended(rank.exit.get("signal"), rank.exit.get("exit_code"))
+    look = rank.look
+    if look is None:
+        return Activity("unknown", "has not answered")
+    if look["state"] == "t" or look["tracer"]:
+        return Activity("debugger", f"is held by a debugger (process {look['tracer']})")
+    if look["state"] == "T":
+        return Activity(
+            "stopped",
+            f"is stopped by a signal; kill -CONT {look['pid']} on {look['host']} resumes it",
+        )
+    if not rank.stacks or not rank.stacks[-1]:
+        if not look["has_handler"]:  # the interpreter has ended
+            return Activity("ended", "has ended its script, and waits in MPI_Finalize")
+        return _by_kernel(rank, None, "its Python stack could not be read")
+    stack = rank.stacks[-1]
+    frame = line_of_user(stack)
+    ours = {each.function for each in stack if is_ours(each)}
+    where = f" at {place(frame)}" if frame is not None else ""
+    if "_leave_with_all" in ours:
+        return Activity("ended", "has ended its script, and waits for the others to end theirs")
+    if os.path.basename(stack[0].file) in _DEBUGGERS or "breakpoint" in ours:
+        return Activity("debugger", f"is in the Python debugger{where}", frame)
+    if "_make_world" in ours:
+        return Activity("start", f"waits for the other ranks to start MPI{where}", frame)
+    inner = stack[: stack.index(frame)] if frame is not None else stack
+    if any(map(is_ours, inner)):
+        return Activity("waits", f"is in a call of mpidist{where}", frame)
+    activity = _by_kernel(rank, frame, "")
+    call = None if frame is None or inner else _call_of_mpi(frame)
+    # Calls of MPI poll, or wait for a connection.
+    if call is not None and activity.kind in ("computing", "socket", "sleeping"):
+        return Activity("mpi", f"is in {call}{where}", frame)
+    return activity
+
+
+def place(frame: Frame) -> str:
+    """Return a line of a script as text."""
+    function = "" if frame.function == "<module>" else f" in {frame.function}()"
+    return f"{frame.file}:{frame.line}{function}"
+
+
+def _ended(signal: int | None, code: int | None) -> Activity:
+    if signal is not None:
+        return Activity("failed", f"was killed by signal {signal}")
+    if code:
+        return Activity("failed", f"has ended with status {code}")
+    return Activity("ended", "has ended its script")
+
+
+def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
+    """Return the activity of a thread that is not in a call of ours, nor of mpi4py."""
+    assert rank.look is not None
+    main = rank.look["threads"].get(str(rank.look["pid"]), {})
+    waits_in, busy = main.get("waits_in", ""), main.get("busy", 0.0)
+    at = f" at {place(frame)}" if frame is not None else f" ({note})" if note else ""
+    children = [f"{child['name']} ({child['pid']})" for child in rank.look["children"]]
+    if rank.look["swapped_kib"] > _SHARE_SWAPPED * max(rank.look["resident_kib"], 1):
+        return Activity("swapped", f"is mostly swapped out, so that it hardly runs{at}", frame)
+    if busy > _BUSY or main.get("state") == "R":
+        return Activity(
+            "computing", f"runs code{at}, and uses {min(busy, 1.0):.0%} of a core", frame
+        )
+    if waits_in.startswith(_SLEEPS):
+        return Activity("sleeping", f"sleeps{at}", frame)
+    if waits_in.startswith(_CHILD) or (children and any(word in waits_in for word in _POLL)):
+        return Activity("child", f"waits for a child process, {', '.join(children)},{at}", frame)
+    if waits_in.startswith("wait_for_partner"):
+        return Activity(
+            "file", f"opens a FIFO that no process has opened on the other side,{at}", frame
+        )
+    if rank.look["file"] or waits_in.startswith(_PIPE):
+        what = rank.look["file"] or "a pipe"
+        return Activity("file", f"reads or writes {what} and gets no answer,{at}", frame)
+    if main.get("state") == "D" or any(word in waits_in for word in _DISK):
+        return Activity("file", f"waits for a disk or a file server (in {waits_in}){at}", frame)
+    if waits_in.startswith("futex"):
+        return Activity("lock", f"waits for a lock, a queue or another thread{at}", frame)
+    if any(word in waits_in for word in (*_SOCKET, *_POLL)):
+        return Activity("socket", f"waits for data of a connection{at}", frame)
+    return Activity("unknown", f"waits in {waits_in or 'an unknown call'} of the kernel{at}", frame)
+
+
+def _call_of_mpi(frame: Frame) -> str | None:
+    """Return the call of mpi4py in a line, as it is written; None if there is none."""
+    source = linecache.getline(frame.file, frame.line).strip()
+    found = _MPI.search(source)
+    if found is None or "mpi" not in "".join(linecache.getlines(frame.file)).lower():
+        return None
+    return source[found.start() :]

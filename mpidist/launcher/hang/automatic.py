@@ -1,0 +1,86 @@
+"""The reports that ``mpidist run`` prints by itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpidist.launcher.hang.report import Report
+
+
+class Reporter:
+    """Reports on a job in a thread, so that the job can be ended meanwhile.
+
+    Args:
+        folder: The run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stall = folder / "stall.json"
+        self._seen = 0
+        self._printed: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """True until a report that was started has been printed."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, why: str) -> None:
+        """Start a report, unless one is running.
+
+        Args:
+            why: First line of the report; "" for a report that is printed if the job is stuck.
+        """
+        if not self.is_running:
+            self._thread = threading.Thread(target=self._report, args=(why,), daemon=True)
+            self._thread.start()
+
+    def check_stall(self) -> None:
+        """Start a report if a rank has told that it has waited for long."""
+        try:
+            changed = self._stall.stat().st_mtime_ns
+        except OSError:  # no rank has
+            return
+        if changed != self._seen and not self.is_running:
+            self._seen = changed
+            self.start("")
+
+    def _report(self, why: str) -> None:
+        from mpidist.launcher.hang.report import report_on  # few jobs need it
+
+        try:
+            report = report_on(self._folder)
+            lines = [why, *report.lines()] if why else self._lines_of_stall(report)
+        except FileNotFoundError:  # the job has ended meanwhile, and its folder is gone
+            return
+        except (OSError, ValueError, KeyError) as error:
+            lines = [f"cannot report on the job: {error}"]
+        if lines:
+            sys.stderr.write(
+                "".join(["\n", *(f"mpidist run: {line}".rstrip() + "\n" for line in lines)])
+            )
+            sys.stderr.flush()
+
+    def _lines_of_stall(self, report: Report) -> list[str]:
+        """Return the report on ranks that have waited for long; [] if nothing is stuck.
+
+        Nothing is wrong if a rank is only slow, up to a limit.
+        """
+        stall = json.loads(self._stall.read_text(encoding="utf-8"))
+        cause = report.cause
+        stuck = cause.verdict == "stuck" or (cause.verdict == "unknown" and bool(cause.waiting))
+        if not stuck and not (cause.verdict == "slow" and stall["again"]):
+            return []
+        if report.text in self._printed:
+            return []
+        self._printed.add(report.text)
+        return [
+            f"a rank has waited for {stall['waited_s']:.0f} s (MPIDIST_STALL_S):",
+            *report.lines(),
+        ]

@@ -1,0 +1,411 @@
+"""The cause of a hang: which ranks wait for which, and what the ranks at the end of the chain do.
+
+Every blocked rank has edges to the ranks without which its wait cannot end. The ranks that are
+reached and are not blocked themselves are the cause. If there are none, ranks wait for each other.
+This is the wait-for graph of distributed deadlock detection (Chandy, Misra and Haas, 1983).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mpidist.launcher.hang.activity import Activity, activity_of
+from mpidist.launcher.hang.facts import Facts, Rank, Wait
+from mpidist.recorder import Entry
+
+Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
+# Activities that stop a rank, then those that may only take long.
+_FIRM = ("failed", "ended", "stopped", "debugger", "file", "lock", "child", "socket")
+_SOFT = ("swapped", "sleeping", "computing")
+_RECEIVES = re.compile(r"is in \w+\.[Rr]ecv\(")
+_SENDS = re.compile(r"is in \w+\.[Ss]?[Ss]end\(")
+_FUNCTION = "the function"  # the beginning of a wait for a function of the user
+_SERVES = "requests"  # the wait of a task that serves others
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A wait of one rank.
+
+    Attributes:
+        wait: The wait.
+        entry: The operation in the flight recorder; None for other waits.
+        ranks: The ranks without which it cannot end.
+    """
+
+    wait: Wait
+    entry: Entry | None
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The cause of a hang.
+
+    Attributes:
+        verdict: ``"stuck"``, ``"slow"``, ``"moving"``, ``"ended"`` or ``"unknown"``.
+        kind: The kind of the cause; ``"none"`` if nothing is stuck.
+        ranks: The ranks at fault.
+        waiting: The ranks that wait for them.
+        detail: Facts about the kind, in words.
+    """
+
+    verdict: Verdict
+    kind: str
+    ranks: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    detail: tuple[str, ...] = ()
+
+
+class Situation:
+    """The ranks of a job, what they do, and for what they wait.
+
+    Args:
+        facts: The facts.
+
+    Attributes:
+        facts: The facts.
+        activities: What each rank does.
+        blocked: The waits of each blocked rank.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.activities = {rank.rank: activity_of(rank) for rank in facts.ranks}
+        self._done = {rank.rank: _progress(rank) for rank in facts.ranks}
+        self.blocked: dict[int, list[Blocked]] = {}
+        for rank in facts.ranks:
+            kind = self.activities[rank.rank].kind
+            waits = self._waits_of(rank) if kind in ("waits", "lock", "unknown") else []
+            if waits or kind in ("mpi", "start"):
+                self.blocked[rank.rank] = waits
+
+    def edges(self, rank: int) -> set[int]:
+        """Return the ranks without which the waits of a rank cannot end."""
+        kind = self.activities[rank].kind
+        if kind in ("mpi", "start"):
+            # The partners of a call of mpi4py are not known; MPI_Init needs all ranks.
+            return {
+                other.rank
+                for other in self.facts.ranks
+                if self.activities[other.rank].kind != kind
+                and not (kind == "start" and other.has_started_mpi)
+            }
+        ranks = set[int]().union(*(wait.ranks for wait in self.blocked.get(rank, []))) - {rank}
+        busy = {other for other in ranks if not self.serves(other)}
+        return busy or ranks
+
+    def serves(self, rank: int) -> bool:
+        """Return whether a rank answers the requests of others, and waits for nothing itself."""
+        whats = {wait.what for wait in self.facts.ranks[rank].waits}
+        return _SERVES in whats and rank not in self.blocked and self.own_work(rank) is None
+
+    def own_work(self, rank: int) -> Wait | None:
+        """Return the long work of a rank that others may wait for, such as a user's function."""
+        for wait in self.facts.ranks[rank].waits:
+            if wait.what.startswith(_FUNCTION):
+                return wait
+        return None
+
+    def _waits_of(self, rank: Rank) -> list[Blocked]:
+        entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
+        serves = any(wait.what == _SERVES for wait in rank.waits)
+        if self.own_work(rank.rank) is not None:
+            return []
+        waits = [
+            wait
+            for wait in rank.waits
+            # Tasks that serve have calls under way that are answered when there is news.
+            if wait.what != _SERVES and not (serves and wait.what.startswith("the reply to"))
+        ]
+        if not rank.waits and rank.recording is not None:
+            # A rank whose watchdog cannot run tells nothing.
+            waits = [
+                Wait(entry.call, (), entry.start, entry.slot)
+                for entry in rank.recording.entries[-1:]
+                if entry.end is None
+            ]
+        found = []
+        for wait in waits:
+            entry = entries.get(wait.slot) if wait.slot else None
+            found.append(Blocked(wait, entry, frozenset(self._needed(rank, wait, entry))))
+        return found
+
+    def _needed(self, rank: Rank, wait: Wait, entry: Entry | None) -> Iterable[int]:
+        """Return the ranks without which a wait cannot end."""
+        if entry is None:
+            # Of ranks that wait in the same call, none holds up the others.
+            return [
+                other
+                for other in wait.ranks
+                if wait.what not in {each.what for each in self.facts.ranks[other].waits}
+            ]
+        assert rank.recording is not None
+        members = rank.recording.groups[entry.group][1]
+        if entry.sequence:
+            return [
+                member
+                for member in members
+                if self._done[member].get(entry.group, 0) < entry.sequence
+            ]
+        return [entry.peer] if entry.peer >= 0 else [m for m in members if m != rank.rank]
+
+    def call_of(self, rank: int, group: int, sequence: int) -> Entry | None:
+        """Return a collective of a rank."""
+        recording = self.facts.ranks[rank].recording
+        for entry in () if recording is None else recording.entries:
+            if entry.group == group and entry.sequence == sequence:
+                return entry
+        return None
+
+    def calls_made(self, rank: int, group: int) -> int:
+        """Return the number of collectives of a group that a rank has begun."""
+        return self._done[rank].get(group, 0)
+
+
+def _progress(rank: Rank) -> dict[int, int]:
+    """Return the number of the last collective that a rank has begun, by group."""
+    done: dict[int, int] = {}
+    for entry in () if rank.recording is None else rank.recording.entries:
+        if not entry.failed:
+            done[entry.group] = max(done.get(entry.group, 0), entry.sequence)
+    return done
+
+
+def find_cause(situation: Situation) -> Cause:
+    """Return the cause of a hang."""
+    facts = situation.facts
+    if facts.is_over:
+        failed = [
+            rank.rank for rank in facts.ranks if situation.activities[rank.rank].kind == "failed"
+        ]
+        return Cause("ended", "failed" if failed else "none", tuple(failed))
+    blocked = set(situation.blocked)
+    ends: set[int] = set()
+    chain = set[int]()  # the blocked ranks from which an end is reached
+    loops = set[int]()
+    for rank in sorted(blocked):
+        reached, found = _follow(situation, rank)
+        ends |= found
+        (chain if found else loops).update({rank} | (reached & blocked))
+    moving = {rank.rank for rank in facts.ranks if rank.has_moved}
+    loops -= chain
+    if loops - moving:
+        return _without_end(situation, loops - moving)
+    if ends:
+        return _of_ends(situation, ends, chain, moving)
+    if moving:
+        return Cause("moving", "none")
+    return _of_idle(situation)
+
+
+def _follow(situation: Situation, start: int) -> tuple[set[int], set[int]]:
+    """Return the ranks that are reached from a rank, and those of them that are not blocked."""
+    reached: set[int] = set()
+    queue = [start]
+    while queue:
+        for other in situation.edges(queue.pop()) - reached:
+            reached.add(other)
+            if other in situation.blocked:
+                queue.append(other)
+    return reached, {rank for rank in reached if rank not in situation.blocked}
+
+
+def _of_ends(situation: Situation, ends: set[int], waiting: set[int], moving: set[int]) -> Cause:
+    """Return the cause if ranks wait for ranks that are not blocked."""
+    kinds = {rank: situation.activities[rank].kind for rank in ends}
+    others = tuple(sorted(waiting))
+    for kind in _FIRM:
+        ranks = tuple(sorted(rank for rank in ends if kinds[rank] == kind))
+        if ranks:
+            return Cause("stuck", kind, ranks, others, tuple(_missing(situation, waiting, ranks)))
+    if ends & moving:
+        return Cause("moving", "none", (), others)
+    working = tuple(sorted(rank for rank in ends if situation.own_work(rank) is not None))
+    if working:
+        return Cause("slow", "waiting", working, others)
+    for kind in _SOFT:
+        ranks = tuple(sorted(rank for rank in ends if kinds[rank] == kind))
+        if ranks:
+            return Cause("slow", kind, ranks, others, tuple(_missing(situation, waiting, ranks)))
+    if all(situation.serves(rank) for rank in ends):
+        return Cause("unknown", "unknown", (), others)
+    return Cause("unknown", "unknown", tuple(sorted(ends)), others)
+
+
+def _missing(situation: Situation, waiting: set[int], ranks: tuple[int, ...]) -> list[str]:
+    """Return a sentence for each rank that has made fewer calls of a group than the others."""
+    lines = []
+    for rank in ranks:
+        for other in sorted(waiting):
+            for blocked in situation.blocked[other]:
+                entry = blocked.entry
+                if entry is not None and entry.sequence and rank in blocked.ranks:
+                    made = situation.calls_made(rank, entry.group)
+                    lines.append(
+                        f"{situation.facts.ranks[rank].name} has made {made} collectives of this "
+                        f"group, and {situation.facts.ranks[other].name} is in number "
+                        f"{entry.sequence}."
+                    )
+                    break
+            else:
+                continue
+            break
+    return lines
+
+
+def _without_end(situation: Situation, loops: set[int]) -> Cause:
+    """Return the cause if ranks wait for each other, or for nobody that is known."""
+    if (cause := _unmatched(situation, loops) or _different(situation, loops)) is not None:
+        return cause
+    waiting = tuple(sorted(loops))
+    cycle = {rank for rank in loops if rank in _follow(situation, rank)[0]}
+    if not cycle:
+        return _in_mpi(situation, waiting)
+    names = situation.facts.ranks
+    behind: dict[int, str] = {}
+    ahead = set[int]()  # ranks that are in a collective, or in a wait that is no call of a group
+    for rank in cycle:
+        for blocked in situation.blocked[rank]:
+            entry = blocked.entry
+            if entry is None or entry.sequence:
+                ahead.add(rank)
+            if entry is None or not entry.sequence:
+                continue
+            for other in blocked.ranks & cycle:
+                made = situation.calls_made(other, entry.group)
+                behind[other] = (
+                    f"{names[other].name} has made {made} collectives of the group of "
+                    f"{names[rank].name}, which is in number {entry.sequence}"
+                )
+    late = tuple(sorted(behind.keys() - ahead))
+    if late:
+        others = tuple(rank for rank in waiting if rank not in late)
+        return Cause("stuck", "missing_call", late, others, tuple(behind[rank] for rank in late))
+    return Cause("stuck", "deadlock", tuple(sorted(cycle)), waiting, tuple(behind.values()))
+
+
+def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
+    """Return the cause if all ranks are in calls of mpi4py, whose partners are not known."""
+    activities = [situation.activities[rank] for rank in ranks]
+    if any(activity.kind != "mpi" for activity in activities):
+        return Cause("unknown", "unknown", ranks, ranks)
+    for one_sided in (_RECEIVES, _SENDS):
+        if all(one_sided.search(activity.text) for activity in activities):
+            return Cause("stuck", "deadlock", ranks, ranks)
+    lines = Counter(activity.frame for activity in activities)
+    if len(lines) == 1:
+        return Cause("unknown", "unknown", ranks, ranks)
+    (usual, most), (_, second) = lines.most_common(2)
+    at_fault = ranks
+    if most > second:
+        pairs = zip(ranks, activities, strict=True)
+        at_fault = tuple(rank for rank, activity in pairs if activity.frame != usual)
+    return Cause("stuck", "different_calls", at_fault, ranks)
+
+
+def _different(situation: Situation, loops: set[int]) -> Cause | None:
+    """Return the cause if ranks have different collectives under one number."""
+    for rank in sorted(loops):
+        for blocked in situation.blocked[rank]:
+            entry = blocked.entry
+            if entry is None or not entry.sequence:
+                continue
+            recording = situation.facts.ranks[rank].recording
+            assert recording is not None
+            name, members = recording.groups[entry.group]
+            calls = {
+                member: call
+                for member in members
+                if (call := situation.call_of(member, entry.group, entry.sequence)) is not None
+            }
+            if len({(call.call, call.peer) for call in calls.values()}) > 1:
+                detail = tuple(
+                    f"number {entry.sequence} of group {name!r} is {call.call} on "
+                    f"{situation.facts.ranks[member].name}"
+                    for member, call in sorted(calls.items())
+                )
+                return Cause(
+                    "stuck", "different_calls", tuple(sorted(calls)), tuple(sorted(loops)), detail
+                )
+    return None
+
+
+def _unmatched(situation: Situation, loops: set[int]) -> Cause | None:
+    """Return the cause if a receive waits for a message, and one that nobody takes was sent."""
+    for rank in sorted(loops):
+        for blocked in situation.blocked[rank]:
+            entry = blocked.entry
+            if entry is None or entry.name != "recv":
+                continue
+            recording = situation.facts.ranks[rank].recording
+            assert recording is not None
+            taken = Counter(
+                (e.peer, e.tag)
+                for e in recording.entries
+                if e.name == "recv" and e.group == entry.group and e.slot != entry.slot
+            )
+            for other in recording.groups[entry.group][1]:
+                sent = situation.facts.ranks[other].recording
+                for call in () if sent is None or other == rank else sent.entries:
+                    if call.name != "send" or call.group != entry.group or call.peer != rank:
+                        continue
+                    if taken[other, call.tag]:
+                        taken[other, call.tag] -= 1
+                        continue
+                    if (entry.peer, entry.tag) in ((other, call.tag), (-1, call.tag)):
+                        continue
+                    names = situation.facts.ranks
+                    source = (
+                        f"from {names[entry.peer].name}" if entry.peer >= 0 else "from any rank"
+                    )
+                    at = f" ({call.file}:{call.line})" if call.file else ""
+                    detail = (
+                        f"{names[rank].name} waits for a message {source} with tag {entry.tag}, "
+                        f"and {names[other].name} has sent it one with tag {call.tag}{at}, which "
+                        "no receive takes",
+                    )
+                    ranks = tuple(sorted({rank, other}))
+                    return Cause("stuck", "unmatched_message", ranks, tuple(sorted(loops)), detail)
+    return None
+
+
+def _of_idle(situation: Situation) -> Cause:
+    """Return the cause if no rank waits for another in a call."""
+    kinds = {rank: activity.kind for rank, activity in situation.activities.items()}
+    ended = tuple(rank for rank, kind in kinds.items() if kind == "ended")
+    live = [
+        rank.rank
+        for rank in situation.facts.ranks
+        if rank.is_live and rank.rank not in ended and not situation.serves(rank.rank)
+    ]
+    for kind in (*_FIRM[2:], *_SOFT):
+        ranks = tuple(rank for rank in live if kinds[rank] == kind)
+        if ranks:
+            return Cause("stuck" if kind in _FIRM else "slow", kind, ranks, ended)
+    return Cause("unknown", "unknown", tuple(live), ended)
+
+
+def activity_text(situation: Situation, rank: int) -> str:
+    """Return what a rank does, in words that follow its name."""
+    activity: Activity = situation.activities[rank]
+    waits = situation.blocked.get(rank, [])
+    if not waits:
+        if (work := situation.own_work(rank)) is not None:
+            return f"is busy with {work.what}"
+        if situation.serves(rank):
+            return "answers requests of other tasks"
+        return activity.text
+    blocked = max(waits, key=lambda each: (each.entry is not None, -each.wait.since))
+    at = activity.frame
+    where = f" at {at}" if at is not None else ""
+    if blocked.entry is not None and blocked.entry.file and at is None:
+        where = f" at {blocked.entry.file}:{blocked.entry.line}"
+    verb = (
+        "waits in" if blocked.entry is not None or "of group" in blocked.wait.what else "waits for"
+    )
+    return f"{verb} {blocked.wait.what}{where}"

@@ -1,0 +1,229 @@
+"""The facts about the ranks of a job: records, flight recorders, waits, threads and stacks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.run_folder import is_over, read_records
+from mpidist.recorder import Recording, read_recording
+from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
+
+_ANSWER_S = 4.0  # for the wrappers of the ranks to look
+_STATE_S = 2.2  # for the watchdogs of the ranks to write what they wait for
+_POLL_S = 0.05
+_THREAD = re.compile(
+    r"^(?:Current thread|Thread) 0x[0-9a-f]+ ?(?:\[.*?\] )?\(most recent call first\):$"
+)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_HIDDEN = (RUNNER_FILE, "<frozen runpy>", "<frozen importlib._bootstrap>")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+Stack = tuple[Frame, ...]
+"""The frames of a thread, innermost first."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait that the rank has told; see :class:`mpidist.mpi.pending.Wait`.
+
+    Attributes:
+        what: The wait, in words.
+        ranks: The ranks that can end it; () if they are not known.
+        since: Its start, in seconds since the epoch.
+        slot: Place of an operation in the flight recorder; 0 for other waits.
+    """
+
+    what: str
+    ranks: tuple[int, ...]
+    since: float
+    slot: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The facts about one rank.
+
+    Attributes:
+        rank: The rank.
+        name: ``"rank 3 (worker 1)"``.
+        has_started_mpi: Whether it has written its record.
+        exit: Record of its end, or None.
+        failure: Record of its failure, or None.
+        look: What its wrapper saw, or None.
+        recording: Its flight recorder, or None.
+        has_moved: Whether it has begun or ended operations, or made steps, in the last second.
+        waits: Its waits of more than a second.
+        stacks: The stacks of its main thread, at two moments; () if there are none.
+        other_threads: The stacks of its other threads.
+    """
+
+    rank: int
+    name: str
+    has_started_mpi: bool = False
+    exit: Mapping[str, Any] | None = None
+    failure: Mapping[str, Any] | None = None
+    look: Mapping[str, Any] | None = None
+    recording: Recording | None = None
+    has_moved: bool = False
+    waits: tuple[Wait, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    other_threads: tuple[Stack, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """True if the rank has not ended."""
+        return self.exit is None and self.failure is None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts about a job at one moment.
+
+    Attributes:
+        folder: The run folder.
+        ranks: The ranks, in order.
+        is_over: Whether the job has ended.
+        time: The moment, in seconds since the epoch.
+    """
+
+    folder: Path
+    ranks: tuple[Rank, ...]
+    is_over: bool
+    time: float
+
+
+def write_job(folder: Path, layout: Layout) -> None:
+    """Write ``job.json``: the number of ranks and their jobs."""
+    job = {"ranks": layout.ranks, "names": [layout.task(rank) for rank in range(layout.ranks)]}
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+
+
+def gather(folder: Path) -> Facts:
+    """Ask the ranks of a job, and return the facts. This takes one to six seconds.
+
+    Raises:
+        OSError: The folder is not that of a job, or cannot be written.
+        ValueError: A file is not JSON.
+    """
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    names = [tuple(task) if task is not None else None for task in job["names"]]
+    before = {rank: read_recording(folder, rank) for rank in range(job["ranks"])}
+    metrics = {rank: state.get("tasks") for rank, state in read_records(folder, "state").items()}
+    over = is_over(folder)
+    looks = {} if over else _look(folder, job["ranks"])
+    records, states, exits, failures = (
+        read_records(folder, kind) for kind in ("rank", "state", "exit", "failure")
+    )
+    for rank, record in records.items():
+        if record.get("job") is not None:
+            names[rank] = record["job"], record["task"]
+    numbers = {f"{name[0]} {name[1]}": rank for rank, name in enumerate(names) if name is not None}
+    numbers |= {f"rank {rank}": rank for rank in range(job["ranks"])}
+    ranks = []
+    for rank, name in enumerate(names):
+        recording = read_recording(folder, rank)
+        stacks = [_parse(text) for text in looks.get(rank, {}).get("stacks", [])]
+        mains = tuple(threads[-1] for threads in stacks if threads)
+        ranks.append(
+            Rank(
+                rank,
+                f"rank {rank}" if name is None else f"rank {rank} ({name[0]} {name[1]})",
+                has_started_mpi=rank in records,
+                exit=exits.get(rank),
+                failure=failures.get(rank),
+                look=looks.get(rank),
+                recording=recording,
+                has_moved=_has_moved(before[rank], recording)
+                or _steps(metrics.get(rank)) != _steps(states.get(rank, {}).get("tasks")),
+                waits=() if over else _waits(states.get(rank, {}), numbers),
+                stacks=mains,
+                other_threads=tuple(stacks[-1][:-1]) if stacks else (),
+            )
+        )
+    return Facts(folder, tuple(ranks), over, time.time())
+
+
+def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
+    """Have the wrappers look at their ranks. Return what they saw, by rank."""
+    number, began = time.time_ns(), time.time()
+    part = folder / f"look.json.{os.getpid()}"
+    part.write_text(json.dumps({"number": number, "stacks_signal": STACKS_SIGNAL}))
+    part.replace(folder / "look.json")
+    found: dict[int, dict[str, Any]] = {}
+    for passed in itertools.count():
+        records = read_records(folder, "look")
+        found = {rank: look for rank, look in records.items() if look["number"] == number}
+        gone = read_records(folder, "exit")
+        fresh = [
+            rank
+            for rank, state in read_records(folder, "state").items()
+            if state["time"] > began + 1.0
+        ]
+        waited_s = passed * _POLL_S
+        missing = set(range(size)) - found.keys() - gone.keys()
+        late = found.keys() & read_records(folder, "rank").keys() - set(fresh)
+        if (not missing or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):
+            break
+        time.sleep(_POLL_S)
+    return found
+
+
+def _waits(state: Mapping[str, Any], numbers: Mapping[str, int]) -> tuple[Wait, ...]:
+    return tuple(
+        Wait(
+            wait["what"],
+            tuple(sorted(numbers[task] for task in wait["tasks"] if task in numbers)),
+            wait["since"],
+            wait["slot"],
+        )
+        for wait in state.get("waits", [])
+    )
+
+
+def _has_moved(before: Recording | None, after: Recording | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return before.entries[-1:] != after.entries[-1:] or _ended(before) != _ended(after)
+
+
+def _steps(tasks: Mapping[str, Mapping[str, float]] | None) -> dict[str, float]:
+    """Return the steps of the tasks of a rank, from its metrics."""
+    return {name: values.get("steps", 0.0) for name, values in (tasks or {}).items()}
+
+
+def _ended(recording: Recording) -> int:
+    return sum(entry.end is not None for entry in recording.entries)
+
+
+def _parse(text: str) -> list[Stack]:
+    """Return the stacks that faulthandler has written; the main thread is the last."""
+    stacks: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            stacks.append([])
+        elif stacks and (found := _FRAME.match(line)):
+            number = 0 if found[2] == "???" else int(found[2])
+            if found[1] not in _HIDDEN:
+                stacks[-1].append(Frame(found[1], number, found[3]))
+    return [tuple(stack) for stack in stacks]

@@ -1,0 +1,246 @@
+"""The report on a hang, as text and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpidist.launcher.hang.activity import is_of_user, line_of_user
+from mpidist.launcher.hang.causes import Cause, Situation, activity_text, find_cause
+from mpidist.launcher.hang.facts import Frame, Rank, Stack, gather
+
+_MOST_PLACES = 12  # merged stacks in the text
+_MOST_FRAMES = 4
+_COLUMNS = 98
+_ADVICE = {
+    "missing_call": "Every rank of a group must make the same calls: look for a branch, an "
+    "exception or a loop of another length on {ranks}.",
+    "different_calls": "All ranks must make the same calls in the same order, with the same shape, "
+    "dtype and root.",
+    "ended": "Every rank must make the same calls: look for an early return, or fewer batches.",
+    "deadlock": "Let one of them make the call of the other first, or use isend and irecv.",
+    "unmatched_message": "Give the send and the receive the same tag, and each the rank of the "
+    "other.",
+    "computing": "It may be slow, or in an endless loop: ask again, and compare the lines.",
+    "sleeping": "It may wait for something that never comes: ask again, and compare the lines.",
+    "lock": "Look at the other threads of this rank, below.",
+    "stopped": "",
+    "debugger": "Continue it in the debugger, or end the debugger.",
+    "file": "",
+    "child": "Look at the child process with py-spy or ps.",
+    "swapped": "Give the job more memory, or start fewer ranks on the host.",
+    "unknown": "Look at the stacks below, or ask again.",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Ranks that do the same.
+
+    Attributes:
+        ranks: The ranks.
+        doing: What they do, in words.
+        frames: The stack of one of them, innermost first.
+    """
+
+    ranks: tuple[int, ...]
+    doing: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report on a job that may hang.
+
+    Attributes:
+        folder: The run folder.
+        cause: The cause.
+        text: The cause in one paragraph.
+        evidence: Facts behind it, one a line.
+        places: What the ranks do, merged.
+        unanswered: What could not be got, one a line.
+    """
+
+    folder: Path
+    cause: Cause
+    text: str
+    evidence: tuple[str, ...]
+    places: tuple[Place, ...]
+    unanswered: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as an object for JSON."""
+        return {
+            "folder": str(self.folder),
+            "verdict": self.cause.verdict,
+            "cause": self.cause.kind,
+            "ranks": list(self.cause.ranks),
+            "text": self.text,
+            "evidence": list(self.evidence),
+            "stacks": [
+                {
+                    "ranks": list(place.ranks),
+                    "doing": place.doing,
+                    "frames": [list(asdict(frame).values()) for frame in place.frames],
+                }
+                for place in self.places
+            ],
+            "unanswered": list(self.unanswered),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        lines = [*textwrap.wrap(self.text, _COLUMNS), ""]
+        lines += [f"  {line}" for line in self.evidence if line not in self.text]
+        for place in self.places[:_MOST_PLACES]:
+            doing = place.doing.removeprefix("waits in ")
+            lines.append(f"  {_names(place.ranks)}: {doing}")
+            shown = list(filter(is_of_user, place.frames))
+            lines += [f"      {frame} in {frame.function}" for frame in shown[1:_MOST_FRAMES]]
+        if len(self.places) > _MOST_PLACES:
+            lines.append(f"  and {len(self.places) - _MOST_PLACES} more places; --json shows all")
+        lines += [f"  {line}" for line in self.unanswered]
+        return lines
+
+
+def report_on(folder: Path) -> Report:
+    """Ask the ranks of a job, and return the report. This takes one to six seconds.
+
+    Raises:
+        OSError: The folder is not that of a job, or cannot be written.
+        ValueError: A file is not JSON.
+    """
+    situation = Situation(gather(folder))
+    cause = find_cause(situation)
+    ranks = situation.facts.ranks
+    return Report(
+        folder,
+        cause,
+        _paragraph(situation, cause),
+        tuple(dict.fromkeys(map(_sentence, cause.detail))),
+        tuple(_places(situation)),
+        tuple(_unanswered(ranks, is_over=situation.facts.is_over)),
+    )
+
+
+def _paragraph(situation: Situation, cause: Cause) -> str:
+    """Return the cause in one paragraph."""
+    ranks = situation.facts.ranks
+    if cause.verdict == "ended":
+        what = "The job has ended."
+        for rank in cause.ranks[:1]:
+            what += f" {_subject(situation, (rank,))} {situation.activities[rank].text}."
+        return what
+    if cause.verdict == "moving":
+        moving = [rank.rank for rank in ranks if rank.has_moved]
+        return f"The job is moving: {_names(moving)} began or ended operations in the last second."
+    parts = []
+    if cause.kind in ("deadlock", "different_calls", "unknown", "unmatched_message"):
+        opening = {
+            "deadlock": f"{_names(cause.ranks).capitalize()} wait for each other.",
+            "different_calls": "The ranks make different calls.",
+            "unmatched_message": "A message is not received, because the receive asks for another.",
+            "unknown": "The cause is not known.",
+        }[cause.kind]
+        parts.append(opening)
+        is_between_all = cause.kind in ("unmatched_message", "different_calls")
+        parts += _sentences(situation, cause.waiting if is_between_all else cause.ranks)
+    else:
+        others = [rank for rank in cause.waiting if rank not in cause.ranks]
+        if others:
+            parts += _sentences(situation, others)
+            parts[-1] = parts[-1].removesuffix(".") + f", for {_names(cause.ranks)}."
+        elif not cause.ranks:
+            parts.append("No rank waits for another in a call.")
+        parts += _sentences(situation, cause.ranks)
+    if cause.detail:
+        parts.append(_sentence(cause.detail[0]))
+    advice = _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+    return " ".join(part for part in (*parts, advice) if part)
+
+
+def _sentences(situation: Situation, ranks: Iterable[int]) -> list[str]:
+    """Return a sentence for each thing that ranks do."""
+    by_text: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_text.setdefault(activity_text(situation, rank), []).append(rank)
+    sentences = [f"{_subject(situation, some)} {text}." for text, some in by_text.items()]
+    if len(sentences) > 3:
+        sentences[3:] = [f"{len(sentences) - 3} more are below."]
+    return sentences
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+
+
+def _subject(situation: Situation, ranks: Sequence[int]) -> str:
+    """Return the names of ranks, at the beginning of a sentence."""
+    if len(ranks) == 1:
+        return situation.facts.ranks[ranks[0]].name.capitalize()
+    return f"Each of {_names(ranks)}"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """Return ranks in words: ``rank 3``, ``ranks 0-2 and 5``."""
+    runs: list[str] = []
+    for _, run in itertools.groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        runs += [f"{numbers[0]}-{numbers[-1]}"] if len(numbers) > 2 else map(str, numbers)
+    listed = " and ".join(runs) if len(runs) == 2 else ", ".join(runs)
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def _places(situation: Situation) -> list[Place]:
+    """Return what the ranks do, merged where they do the same."""
+    now = situation.facts.time
+    merged: dict[tuple[str, Stack], list[int]] = {}
+    for each in situation.facts.ranks:
+        stack = each.stacks[-1] if each.stacks else ()
+        frame = line_of_user(stack)
+        inside = stack[stack.index(frame) :] if frame is not None else stack
+        merged.setdefault((activity_text(situation, each.rank), inside), []).append(each.rank)
+    places = []
+    for (doing, stack), ranks in merged.items():
+        waits = [wait.since for rank in ranks for wait in situation.facts.ranks[rank].waits]
+        since = f", for {now - min(waits):.0f} s" if waits and ranks[0] in situation.blocked else ""
+        places.append(Place(tuple(ranks), doing + since, stack))
+        for rank in ranks:
+            places += _threads(situation, situation.facts.ranks[rank])
+    return places
+
+
+def _threads(situation: Situation, rank: Rank) -> list[Place]:
+    """Return the other threads of a rank that run code of the user, if it waits for one."""
+    if situation.activities[rank.rank].kind != "lock":
+        return []
+    found = []
+    for stack in rank.other_threads:
+        frame = line_of_user(stack)
+        if frame is not None:
+            found.append(Place((rank.rank,), f"another thread is at {frame}", stack))
+    return found
+
+
+def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:
+    """Return what could not be got."""
+    if is_over:
+        return ["The job is over, so there are no stacks."]
+    lines = []
+    silent = [rank.rank for rank in ranks if rank.look is None and rank.is_live]
+    if silent:
+        lines.append(
+            f"{_names(silent)} did not answer: the host may be down, or lack the run folder"
+        )
+    mute = [
+        rank.rank
+        for rank in ranks
+        if rank.look is not None and not rank.stacks and rank.look["state"] not in ("T", "t")
+    ]
+    if mute:
+        lines.append(f"{_names(mute)} gave no Python stack")
+    return lines
