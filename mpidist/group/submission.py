@@ -292,7 +292,7 @@ class Submission:
                 as their cause.
         """
         if differs:
-            reason = "differed between ranks"
+            reason = f"differed between ranks ({in_one_line(error)})"
         elif isinstance(error, DeadlineExceededError):
             reason = "was left halfway by its time limit"
         elif isinstance(error, Exception):

@@ -48,8 +48,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the batch job around it, or on the hosts that are given.",
         epilog="Ranks are ordered by job: ps, worker, data, then the others as given. The exit "
         "status comes from the task that failed first: 128 + N if signal N killed it; 124 after "
-        "--timeout, 130 after Ctrl-C. --env MPIDIST_DEBUG=detail compares every collective between "
-        "the ranks. --env MPIDIST_STALL_ABORT_S=60 ends a job in which a call waits for a minute.",
+        "--timeout, 130 after Ctrl-C. Ctrl-\\ shows the line of each rank, and why the job hangs. "
+        "--env MPIDIST_DEBUG=detail compares every collective between the ranks. "
+        "--env MPIDIST_STALL_ABORT_S=60 ends a job in which a call waits for a minute.",
         allow_abbrev=False,
     )
     add_job_options(parser)

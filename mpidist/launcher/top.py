@@ -43,7 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show the activity of the tasks of a running job",
         description="Show the activity of the tasks of a running job, until they have ended, or "
         "until you press q. Columns without numbers are left out.",
-        epilog="Steps of a ps are pushes. Staleness: the mean number of changes by other tasks "
+        epilog="Operation: the call of a group in which the rank is, and its age. "
+        "Steps of a ps are pushes. Staleness: the mean number of changes by other tasks "
         "that a change had not seen. Steps of a data task are elements. Waiting (of a data task: "
         "for readers), data wait (for elements of a data service) and busy: parts of the time.",
         allow_abbrev=False,

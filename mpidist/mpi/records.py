@@ -77,8 +77,13 @@ def write_stall(identity: Identity, what: str, waited_s: float) -> bool:
     Returns:
         Whether there is a run folder.
     """
-    again = waited_s > STALLS_AGAIN * config.stall_s
-    stall = {"rank": identity.rank, "what": what, "waited_s": waited_s, "again": again}
+    stall = {
+        "rank": identity.rank,
+        "what": what,
+        "waited_s": waited_s,
+        "stall_s": config.stall_s,
+        "again": waited_s > STALLS_AGAIN * config.stall_s,
+    }
     _write("stall.json", stall)
     return config.run_dir is not None
 

@@ -1,4 +1,4 @@
-"""What the main thread of a rank does, from its stack, and from the kernel's view of it."""
+"""The activity of the main thread of a rank, from its stack and the kernel's view of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import linecache
 import os
 import re
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import mpidist
 from mpidist.launcher.hang.facts import Frame, Rank, Stack
+from mpidist.launcher.report import describe_signal
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mpidist.__file__)))
 _OURS = tuple(os.path.join(_ROOT, name, "") for name in ("mpidist", "strategy", "dataservice"))
@@ -37,7 +40,7 @@ _DISK = ("rpc_wait", "nfs", "folio_wait", "io_schedule", "lustre", "fuse", "cl_"
 
 @dataclass(frozen=True)
 class Activity:
-    """What a rank does.
+    """The activity of a rank.
 
     Attributes:
         kind: ``"waits"`` for ranks in a call of this package, ``"mpi"`` in one of mpi4py,
@@ -71,11 +74,11 @@ def line_of_user(stack: Stack) -> Frame | None:
 
 
 def activity_of(rank: Rank) -> Activity:
-    """Return what the main thread of a rank does."""
+    """Return the activity of the main thread of a rank."""
     if rank.failure is not None:
         return Activity("failed", f"has failed: {rank.failure.get('reason', 'no reason is known')}")
     if rank.exit is not None:
-        return _ended(rank.exit.get("signal"), rank.exit.get("exit_code"))
+        return _ended(rank.exit)
     look = rank.look
     if look is None:
         return Activity("unknown", "has not answered")
@@ -114,14 +117,17 @@ def activity_of(rank: Rank) -> Activity:
 def place(frame: Frame) -> str:
     """Return a line of a script as text."""
     function = "" if frame.function == "<module>" else f" in {frame.function}()"
-    return f"{frame.file}:{frame.line}{function}"
+    return f"{frame}{function}"
 
 
-def _ended(signal: int | None, code: int | None) -> Activity:
-    if signal is not None:
-        return Activity("failed", f"was killed by signal {signal}")
-    if code:
-        return Activity("failed", f"has ended with status {code}")
+def _ended(record: Mapping[str, Any]) -> Activity:
+    """Return the activity of a rank that has ended, from its record."""
+    if record["terminated"]:
+        return Activity("ended", "was ended with the job")
+    if record["signal"] is not None:
+        return Activity("failed", f"was killed by {describe_signal(record['signal'])}")
+    if record["exit_code"]:
+        return Activity("failed", f"has ended with status {record['exit_code']}")
     return Activity("ended", "has ended its script")
 
 

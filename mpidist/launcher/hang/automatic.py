@@ -74,6 +74,8 @@ class Reporter:
         """
         stall = json.loads(self._stall.read_text(encoding="utf-8"))
         cause = report.cause
+        if report.waited_s < stall["stall_s"]:  # the wait has ended meanwhile
+            return []
         stuck = cause.verdict == "stuck" or (cause.verdict == "unknown" and bool(cause.waiting))
         if not stuck and not (cause.verdict == "slow" and stall["again"]):
             return []

@@ -1,4 +1,4 @@
-"""The cause of a hang: which ranks wait for which, and what the ranks at the end of the chain do.
+"""The cause of a hang: the graph of waits between ranks, and the activity at its ends.
 
 Every blocked rank has edges to the ranks without which its wait cannot end. The ranks that are
 reached and are not blocked themselves are the cause. If there are none, ranks wait for each other.
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mpidist.launcher.hang.activity import Activity, activity_of
-from mpidist.launcher.hang.facts import Facts, Rank, Wait
+from mpidist.launcher.hang.activity import activity_of
+from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
 from mpidist.recorder import Entry
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
@@ -62,14 +62,14 @@ class Cause:
 
 
 class Situation:
-    """The ranks of a job, what they do, and for what they wait.
+    """The ranks of a job, with their activities and waits.
 
     Args:
         facts: The facts.
 
     Attributes:
         facts: The facts.
-        activities: What each rank does.
+        activities: The activity of each rank.
         blocked: The waits of each blocked rank.
     """
 
@@ -99,6 +99,10 @@ class Situation:
         busy = {other for other in ranks if not self.serves(other)}
         return busy or ranks
 
+    def wait_starts(self) -> list[float]:
+        """Return the starts of all waits of blocked ranks, in seconds since the epoch."""
+        return [each.wait.since for waits in self.blocked.values() for each in waits]
+
     def serves(self, rank: int) -> bool:
         """Return whether a rank answers the requests of others, and waits for nothing itself."""
         whats = {wait.what for wait in self.facts.ranks[rank].waits}
@@ -111,6 +115,12 @@ class Situation:
                 return wait
         return None
 
+    def last_pending(self, rank: int) -> Entry | None:
+        """Return the last operation of a rank if it has not ended."""
+        recording = self.facts.ranks[rank].recording
+        last = recording.entries[-1] if recording is not None and recording.entries else None
+        return last if last is not None and last.end is None else None
+
     def _waits_of(self, rank: Rank) -> list[Blocked]:
         entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
         serves = any(wait.what == _SERVES for wait in rank.waits)
@@ -122,13 +132,10 @@ class Situation:
             # Tasks that serve have calls under way that are answered when there is news.
             if wait.what != _SERVES and not (serves and wait.what.startswith("the reply to"))
         ]
-        if not rank.waits and rank.recording is not None:
-            # A rank whose watchdog cannot run tells nothing.
-            waits = [
-                Wait(entry.call, (), entry.start, entry.slot)
-                for entry in rank.recording.entries[-1:]
-                if entry.end is None
-            ]
+        last = self.last_pending(rank.rank)
+        if not rank.waits and last is not None:
+            # A watchdog that cannot run writes no waits.
+            waits = [Wait(last.call, (), last.start, last.slot)]
         found = []
         for wait in waits:
             entry = entries.get(wait.slot) if wait.slot else None
@@ -179,11 +186,14 @@ def _progress(rank: Rank) -> dict[int, int]:
 def find_cause(situation: Situation) -> Cause:
     """Return the cause of a hang."""
     facts = situation.facts
-    if facts.is_over:
-        failed = [
-            rank.rank for rank in facts.ranks if situation.activities[rank.rank].kind == "failed"
-        ]
-        return Cause("ended", "failed" if failed else "none", tuple(failed))
+    if facts.is_over or facts.failed is not None:
+        if facts.failed is None:
+            return Cause("ended", "none")
+        rank, reason = facts.failed
+        name = facts.ranks[rank].name
+        return Cause("ended", "failed", (rank,), (), (f"{name} has failed first: {reason}",))
+    if all(activity.kind == "ended" for activity in situation.activities.values()):
+        return Cause("ended", "none")
     blocked = set(situation.blocked)
     ends: set[int] = set()
     chain = set[int]()  # the blocked ranks from which an end is reached
@@ -259,7 +269,7 @@ def _missing(situation: Situation, waiting: set[int], ranks: tuple[int, ...]) ->
 
 
 def _without_end(situation: Situation, loops: set[int]) -> Cause:
-    """Return the cause if ranks wait for each other, or for nobody that is known."""
+    """Return the cause if ranks wait for each other, or for unknown ranks."""
     if (cause := _unmatched(situation, loops) or _different(situation, loops)) is not None:
         return cause
     waiting = tuple(sorted(loops))
@@ -290,7 +300,7 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
 
 
 def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
-    """Return the cause if all ranks are in calls of mpi4py, whose partners are not known."""
+    """Return the cause if all ranks are in calls of mpi4py with unknown partners."""
     activities = [situation.activities[rank] for rank in ranks]
     if any(activity.kind != "mpi" for activity in activities):
         return Cause("unknown", "unknown", ranks, ranks)
@@ -336,7 +346,7 @@ def _different(situation: Situation, loops: set[int]) -> Cause | None:
 
 
 def _unmatched(situation: Situation, loops: set[int]) -> Cause | None:
-    """Return the cause if a receive waits for a message, and one that nobody takes was sent."""
+    """Return the cause if a receive waits, and another message was sent that no receive takes."""
     for rank in sorted(loops):
         for blocked in situation.blocked[rank]:
             entry = blocked.entry
@@ -363,7 +373,7 @@ def _unmatched(situation: Situation, loops: set[int]) -> Cause | None:
                     source = (
                         f"from {names[entry.peer].name}" if entry.peer >= 0 else "from any rank"
                     )
-                    at = f" ({call.file}:{call.line})" if call.file else ""
+                    at = f" ({_at(call).removeprefix(' at ')})" if call.file else ""
                     detail = (
                         f"{names[rank].name} waits for a message {source} with tag {entry.tag}, "
                         f"and {names[other].name} has sent it one with tag {call.tag}{at}, which "
@@ -391,21 +401,25 @@ def _of_idle(situation: Situation) -> Cause:
 
 
 def activity_text(situation: Situation, rank: int) -> str:
-    """Return what a rank does, in words that follow its name."""
-    activity: Activity = situation.activities[rank]
+    """Return the activity of a rank, or the last one before its end, as words after its name."""
+    activity = situation.activities[rank]
     waits = situation.blocked.get(rank, [])
     if not waits:
         if (work := situation.own_work(rank)) is not None:
             return f"is busy with {work.what}"
+        last = situation.last_pending(rank)
+        if not situation.facts.ranks[rank].is_live and activity.kind == "ended" and last:
+            return f"waits in {last.call}{_at(last)}"
         if situation.serves(rank):
             return "answers requests of other tasks"
         return activity.text
     blocked = max(waits, key=lambda each: (each.entry is not None, -each.wait.since))
-    at = activity.frame
-    where = f" at {at}" if at is not None else ""
-    if blocked.entry is not None and blocked.entry.file and at is None:
-        where = f" at {blocked.entry.file}:{blocked.entry.line}"
-    verb = (
-        "waits in" if blocked.entry is not None or "of group" in blocked.wait.what else "waits for"
-    )
-    return f"{verb} {blocked.wait.what}{where}"
+    where = f" at {activity.frame}" if activity.frame is not None else ""
+    if blocked.entry is not None and activity.frame is None:
+        where = _at(blocked.entry)
+    is_call = blocked.entry is not None or "group" in blocked.wait.what
+    return f"{'waits in' if is_call else 'waits for'} {blocked.wait.what}{where}"
+
+
+def _at(entry: Entry) -> str:
+    return f" at {Frame(entry.file, entry.line, '')}" if entry.file else ""

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.launcher.layout import Layout
+from mpidist.launcher.report import first_failure
 from mpidist.launcher.run_folder import is_over, read_records
 from mpidist.recorder import Recording, read_recording
 from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
 
 _ANSWER_S = 4.0  # for the wrappers of the ranks to look
-_STATE_S = 2.2  # for the watchdogs of the ranks to write what they wait for
+_STATE_S = 2.2  # for the watchdogs of the ranks to write the waits
 _POLL_S = 0.05
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x[0-9a-f]+ ?(?:\[.*?\] )?\(most recent call first\):$"
@@ -36,7 +37,9 @@ class Frame:
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        """Return the place. Files in the current folder are shown without it."""
+        folder = os.path.join(os.getcwd(), "")
+        return f"{self.file.removeprefix(folder)}:{self.line}"
 
 
 Stack = tuple[Frame, ...]
@@ -70,7 +73,7 @@ class Rank:
         has_started_mpi: Whether it has written its record.
         exit: Record of its end, or None.
         failure: Record of its failure, or None.
-        look: What its wrapper saw, or None.
+        look: The look of its wrapper, or None.
         recording: Its flight recorder, or None.
         has_moved: Whether it has begun or ended operations, or made steps, in the last second.
         waits: Its waits of more than a second.
@@ -104,12 +107,14 @@ class Facts:
         folder: The run folder.
         ranks: The ranks, in order.
         is_over: Whether the job has ended.
+        failed: The rank that failed first, and its reason; None if no rank has failed.
         time: The moment, in seconds since the epoch.
     """
 
     folder: Path
     ranks: tuple[Rank, ...]
     is_over: bool
+    failed: tuple[int, str] | None
     time: float
 
 
@@ -161,11 +166,13 @@ def gather(folder: Path) -> Facts:
                 other_threads=tuple(stacks[-1][:-1]) if stacks else (),
             )
         )
-    return Facts(folder, tuple(ranks), over, time.time())
+    failure = first_failure(folder)
+    failed = None if failure is None else (failure["rank"], failure["reason"])
+    return Facts(folder, tuple(ranks), over, failed, time.time())
 
 
 def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
-    """Have the wrappers look at their ranks. Return what they saw, by rank."""
+    """Have the wrappers look at their ranks. Return their looks, by rank."""
     number, began = time.time_ns(), time.time()
     part = folder / f"look.json.{os.getpid()}"
     part.write_text(json.dumps({"number": number, "stacks_signal": STACKS_SIGNAL}))

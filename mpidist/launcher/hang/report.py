@@ -43,7 +43,7 @@ class Place:
 
     Attributes:
         ranks: The ranks.
-        doing: What they do, in words.
+        doing: Their activity, in words.
         frames: The stack of one of them, innermost first.
     """
 
@@ -61,8 +61,9 @@ class Report:
         cause: The cause.
         text: The cause in one paragraph.
         evidence: Facts behind it, one a line.
-        places: What the ranks do, merged.
-        unanswered: What could not be got, one a line.
+        places: The activities of the ranks, merged.
+        unanswered: Missing facts, one a line.
+        waited_s: The longest wait of a blocked rank, in seconds.
     """
 
     folder: Path
@@ -71,6 +72,7 @@ class Report:
     evidence: tuple[str, ...]
     places: tuple[Place, ...]
     unanswered: tuple[str, ...]
+    waited_s: float
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as an object for JSON."""
@@ -124,6 +126,7 @@ def report_on(folder: Path) -> Report:
         tuple(dict.fromkeys(map(_sentence, cause.detail))),
         tuple(_places(situation)),
         tuple(_unanswered(ranks, is_over=situation.facts.is_over)),
+        max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
     )
 
 
@@ -131,10 +134,7 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
     """Return the cause in one paragraph."""
     ranks = situation.facts.ranks
     if cause.verdict == "ended":
-        what = "The job has ended."
-        for rank in cause.ranks[:1]:
-            what += f" {_subject(situation, (rank,))} {situation.activities[rank].text}."
-        return what
+        return " ".join(["The job has ended.", *map(_sentence, cause.detail)])
     if cause.verdict == "moving":
         moving = [rank.rank for rank in ranks if rank.has_moved]
         return f"The job is moving: {_names(moving)} began or ended operations in the last second."
@@ -196,7 +196,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def _places(situation: Situation) -> list[Place]:
-    """Return what the ranks do, merged where they do the same."""
+    """Return the activities of the ranks, merged where they are the same."""
     now = situation.facts.time
     merged: dict[tuple[str, Stack], list[int]] = {}
     for each in situation.facts.ranks:
@@ -227,7 +227,7 @@ def _threads(situation: Situation, rank: Rank) -> list[Place]:
 
 
 def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:
-    """Return what could not be got."""
+    """Return the missing facts."""
     if is_over:
         return ["The job is over, so there are no stacks."]
     lines = []
