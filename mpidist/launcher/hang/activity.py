@@ -99,7 +99,7 @@ def activity_of(rank: Rank) -> Activity:
     where = f" at {place(frame)}" if frame is not None else ""
     if "_leave_with_all" in ours:
         return Activity("ended", "has ended its script, and waits for the others to end theirs")
-    if os.path.basename(stack[0].file) in _DEBUGGERS or "breakpoint" in ours:
+    if os.path.basename(stack[0].file) in _DEBUGGERS:
         return Activity("debugger", f"is in the Python debugger{where}", frame)
     if "_make_world" in ours:
         return Activity("start", f"waits for the other ranks to start MPI{where}", frame)
@@ -108,8 +108,8 @@ def activity_of(rank: Rank) -> Activity:
         return Activity("waits", f"is in a call of mpidist{where}", frame)
     activity = _by_kernel(rank, frame, "")
     call = None if frame is None or inner else _call_of_mpi(frame)
-    # Calls of MPI poll, or wait for a connection.
-    if call is not None and activity.kind in ("computing", "socket", "sleeping"):
+    # Calls of MPI poll. Other methods of these names, such as recv of a socket, wait in the kernel.
+    if call is not None and (activity.kind in ("computing", "sleeping") or _polls(look)):
         return Activity("mpi", f"is in {call}{where}", frame)
     return activity
 
@@ -162,6 +162,12 @@ def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
     if any(word in waits_in for word in (*_SOCKET, *_POLL)):
         return Activity("socket", f"waits for data of a connection{at}", frame)
     return Activity("unknown", f"waits in {waits_in or 'an unknown call'} of the kernel{at}", frame)
+
+
+def _polls(look: Mapping[str, Any]) -> bool:
+    """Return whether the main thread waits for several connections."""
+    main = look["threads"].get(str(look["pid"]), {})
+    return any(word in main.get("waits_in", "") for word in _POLL)
 
 
 def _call_of_mpi(frame: Frame) -> str | None:

@@ -172,3 +172,26 @@ def test_a_launcher_that_is_ended_leaves_nothing_on_other_hosts(hosts, jobs, num
     hosts.await_end(10)
     assert not any(host.processes() or host.files() for host in hosts.nodes.values())
     hosts.clear()
+
+
+HANG = """
+    import time
+    import mpidist as dist
+
+    dist.init_process_group()
+    dist.barrier()
+    if dist.get_rank() == 2:
+        time.sleep(600)
+    dist.barrier()
+"""
+
+
+def test_a_hang_on_another_host_is_explained(jobs, tmp_path):
+    words = ["-n", "3", "--timeout", "6", "--run-dir", str(tmp_path / "run"), *jobs.script(HANG)]
+    ended = jobs.mpidist_run(PLACES, words)
+    assert ended.status == 124, ended.err
+    text = re.sub(r"\s+(mpidist run:)?\s*", " ", ended.err)
+    assert "Each of ranks 0 and 1 waits in barrier number 2 of group 'world'" in text
+    assert re.search(r"for rank 2\. Rank 2 sleeps at \S+script\.py:8", text)
+    look = json.loads((tmp_path / "run" / "look-2.json").read_text())
+    assert look["host"] == "node2"
