@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 import mpidist
 from mpidist.errors import DeadlineExceededError
 from mpidist.group import Coalescing, ProcessGroup, make_group
+from mpidist.torch.overloads import call_overload
 from mpidist.torch.work import MpidistWork
 from mpidist.work import Work, gather_works
 
 NAME = "mpidist"
-_DEVICES = ("cpu", "cuda")
+NAMES = [NAME]
+"""The names under which the backend is registered with torch."""
+DEVICES = ("cpu", "cuda")
 _REDUCTIONS = {
     hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): getattr(mpidist.ReduceOp, name)
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -29,31 +43,49 @@ class MpidistProcessGroup(dist.ProcessGroup):
 
     torch calls the methods. Their names and arguments are torch's; ``opts`` are torch's options.
     Ranks are group ranks. An asynchronous operation returns a Work. A blocking operation has ended
-    when the method returns, and returns None, as in torch's NCCL backend.
+    when the method returns, and returns None, as in torch's NCCL backend. Scripts call methods with
+    other arguments, such as ``group.allreduce(tensor, op)``. :mod:`mpidist.torch.overloads` has
+    these overloads.
 
     Args:
         group: The group of mpidist. It belongs to this object.
+        store: torch's store of the group.
 
     Attributes:
         group: The group of mpidist, for operations that torch does not have, such as ``scan``.
     """
 
     supports_coalescing = False
-    supports_splitting = False
+    supports_splitting = True
     supports_shrinking = False
     supports_time_estimate = False
+    options = None  # torch 2.13 copies the options of a group that it splits
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, store: dist.Store) -> None:
         super().__init__(group.rank(), group.size())
         self.group = group
+        self._store = store
         self._name = self._desc = ""
         self._coalescing: tuple[ExitStack, Coalescing] | None = None
         self._messages: list[Work] = []  # started in the coalescing block
 
     # Reductions
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> MpidistWork | None:
+    # The methods of this class that have overloads take no *args and **kwargs: a call of such a
+    # function takes 0.1 us longer.
+
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        op: Any = None,
+        tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Reduce a tensor over all members, in place."""
+        if type(opts) is not AllreduceOptions:
+            given = (tensors, opts, timeout)
+            return call_overload(self, "allreduce", given, op=op, tensor=tensor)
         (tensor,) = tensors
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, _reduction(opts))
@@ -84,8 +116,19 @@ class MpidistProcessGroup(dist.ProcessGroup):
         work = self.group.all_reduce_coalesced(_arrays(tensors), _reduction(opts), _is_async(opts))
         return _handle(work, tensors, opts)
 
-    def reduce(self, tensors: Any, opts: Any) -> MpidistWork | None:
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Reduce a tensor to one member."""
+        if type(opts) is not ReduceOptions:
+            given = (tensors, opts, op, timeout)
+            return call_overload(self, "reduce", given, root=root, tensor=tensor)
         (array,) = _arrays(tensors)
         work = self.group.reduce(
             array, op=_reduction(opts), async_op=_is_async(opts), group_dst=opts.rootRank
@@ -93,14 +136,24 @@ class MpidistProcessGroup(dist.ProcessGroup):
         return _handle(work, tensors, opts)
 
     def reduce_scatter(
-        self, outputs: Any, input_lists: Any, opts: Any = None
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        op: Any = None,
+        output: Any = None,
+        input: Any = None,
     ) -> MpidistWork | None:
         """Collective. Reduce a list of tensors. Each member receives one of the results."""
-        (output,), (inputs,) = _arrays(outputs), input_lists
+        if type(opts) is not ReduceScatterOptions:
+            given = (output_tensors, input_tensors, opts, timeout)
+            return call_overload(self, "reduce_scatter", given, op=op, output=output, input=input)
+        (destination,), (sources,) = _arrays(output_tensors), input_tensors
         work = self.group.reduce_scatter(
-            output, _arrays(inputs), _reduction(opts), async_op=_is_async(opts)
+            destination, _arrays(sources), _reduction(opts), async_op=_is_async(opts)
         )
-        return _handle(work, outputs, opts)
+        return _handle(work, output_tensors, opts)
 
     def reduce_scatter_single(
         self, output: Any, input: Any, opts: Any = None
@@ -122,15 +175,37 @@ class MpidistProcessGroup(dist.ProcessGroup):
 
     # Data movement
 
-    def broadcast(self, tensors: Any, opts: Any) -> MpidistWork | None:
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Copy a tensor of one member to all."""
+        if type(opts) is not BroadcastOptions:
+            given = (tensors, opts, timeout)
+            return call_overload(self, "broadcast", given, root=root, tensor=tensor)
         (array,) = _arrays(tensors)
         work = self.group.broadcast(array, async_op=_is_async(opts), group_src=opts.rootRank)
         return _handle(work, tensors, opts)
 
-    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
+    def allgather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        input_tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on all."""
-        (outputs,), (array,) = output_lists, _arrays(inputs)
+        if type(opts) is not AllgatherOptions:
+            given = (output_tensors, input_tensors, opts)
+            return call_overload(
+                self, "allgather", given, timeout=timeout, input_tensor=input_tensor
+            )
+        (outputs,), (array,) = output_tensors, _arrays(input_tensors)
         work = self.group.all_gather(_arrays(outputs), array, _is_async(opts))
         return _handle(work, outputs, opts)
 
@@ -164,10 +239,21 @@ class MpidistProcessGroup(dist.ProcessGroup):
                 self.group.all_gather_into_tensor(output, input)
         return _handle(begun.work, outputs, opts)
 
-    def gather(self, output_lists: Any, inputs: Any, opts: Any) -> MpidistWork | None:
+    def gather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        input_tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Gather a tensor of every member on one."""
-        (array,) = _arrays(inputs)
-        outputs = output_lists[0] if output_lists else None
+        if type(opts) is not GatherOptions:
+            given = (output_tensors, input_tensors, opts, timeout)
+            return call_overload(self, "gather", given, root=root, input_tensor=input_tensor)
+        (array,) = _arrays(input_tensors)
+        outputs = output_tensors[0] if output_tensors else None
         work = self.group.gather(
             array,
             None if outputs is None else _arrays(outputs),
@@ -176,16 +262,27 @@ class MpidistProcessGroup(dist.ProcessGroup):
         )
         return _handle(work, outputs or [], opts)
 
-    def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> MpidistWork | None:
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        root: Any = None,
+        output_tensor: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Send each member one of the tensors of the root."""
-        (output,) = _arrays(outputs)
+        if type(opts) is not ScatterOptions:
+            given = (output_tensors, input_tensors, opts, timeout)
+            return call_overload(self, "scatter", given, root=root, output_tensor=output_tensor)
+        (output,) = _arrays(output_tensors)
         work = self.group.scatter(
             output,
-            _arrays(input_lists[0]) if input_lists else None,
+            _arrays(input_tensors[0]) if input_tensors else None,
             async_op=_is_async(opts),
             group_src=opts.rootRank,
         )
-        return _handle(work, outputs, opts)
+        return _handle(work, output_tensors, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> MpidistWork | None:
         """Collective. Send a tensor to every member, and receive one from every member."""
@@ -193,27 +290,44 @@ class MpidistProcessGroup(dist.ProcessGroup):
         return _handle(work, outputs, opts)
 
     def all_to_all_single(
-        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Any,
+        input_split_sizes: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> MpidistWork | None:
         """Collective. Send a part of a tensor to every member, and receive the parts in another.
 
         Args:
             output: Receives the parts, in the order of the ranks.
             input: The parts for the members.
-            output_splits: Rows from each member; empty for equal parts.
-            input_splits: Rows for each member; empty for equal parts.
+            output_split_sizes: Rows from each member; empty for equal parts.
+            input_split_sizes: Rows for each member; empty for equal parts.
             opts: torch's options.
+            timeout: Time limit of the Work.
         """
+        if type(opts) is not AllToAllOptions:
+            given = (output, input, output_split_sizes, input_split_sizes, opts)
+            return call_overload(self, "all_to_all_single", given, timeout=timeout)
         whole, source = _arrays((output, input))
         work = self.group.all_to_all_single(
-            whole, source, output_splits or None, input_splits or None, _is_async(opts)
+            whole, source, output_split_sizes or None, input_split_sizes or None, _is_async(opts)
         )
         return _handle(work, [output], opts)
 
-    def barrier(self, opts: Any = None) -> MpidistWork | None:
+    def barrier(
+        self,
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> MpidistWork | None:
         """Collective. Wait until all members have entered."""
+        if type(opts) is not BarrierOptions:
+            given = (opts,)
+            return call_overload(self, "barrier", given, timeout=timeout)
         # torch gives a negative limit if there is none.
-        limit = opts.timeout if opts is not None and opts.timeout > timedelta() else None
+        limit = opts.timeout if opts.timeout > timedelta() else None
         return _handle(self.group.barrier(_is_async(opts), limit), [], opts)
 
     def monitored_barrier(
@@ -303,14 +417,70 @@ class MpidistProcessGroup(dist.ProcessGroup):
         self.group.abort()
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.group.set_timeout(timeout)
+        self.set_timeout(timeout)
 
-    def _get_backend(self, device: torch.device) -> MpidistProcessGroup:
+    def _get_backend(self, device: torch.device) -> Any:
+        # For split_group, torch asks with a device without index. For new_group, torch asks with
+        # the device of init_process_group, and takes a backend that supports splitting for NCCL.
+        self.supports_splitting = device.index is None or self.bound_device_id is None
         return self  # one backend serves all devices
+
+    get_backend = _get_backend  # torch 2.14 calls it by this name, too
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Set the device of ``init_process_group(device_id=...)``, which split_group needs."""
+        self.bound_device_id = device
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> MpidistProcessGroup | None:
+        """Collective over the new members. Make a group of some members of this group.
+
+        Args:
+            ranks: Ranks in this group, in the order of their ranks in the new group.
+            timeout: Time limit of every operation. The default is the time limit of this group.
+            opts: None; there are no options.
+            group_name: torch's name of the new group.
+            group_desc: torch's description of the new group.
+            device_types: Ignored. The new group serves the devices of this group.
+
+        Returns:
+            The group. Other ranks get None at once.
+
+        Raises:
+            ValueError: There are options, or a rank is not a member or is there twice.
+        """
+        _check_options(opts)
+        name = group_name or f"{self._name}:split"
+        made = make_group(
+            self.group,
+            [self.group.ranks[rank] for rank in ranks],
+            f"torch {name}",
+            self.group.timeout if timeout is None else timeout,
+        )
+        if made is None:
+            return None
+        group = _torch_group(made, dist.PrefixStore(f"{name}/", self._store))
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or f"{self._desc}:split")
+        return group
+
+    def get_group_store(self) -> dist.Store:
+        """Return torch's store of the group."""
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing. mpidist counts the operations of a group itself."""
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(device) for device in _DEVICES]
+        return [torch.device(device) for device in DEVICES]
 
     def _has_hooks(self) -> bool:
         return False
@@ -358,12 +528,11 @@ def register_backend() -> None:
 
     Before torch 2.14 the name belongs to a backend that torch's wheels do not contain.
     """
-    names = [NAME]
     if hasattr(dist.Backend, "_ensure_backend_registered") and not dist.is_mpi_available():
-        names.append("mpi")
-    for name in names:
+        NAMES.append("mpi")
+    for name in NAMES:
         dist.Backend.register_backend(
-            name, make_process_group, extended_api=True, devices=list(_DEVICES)
+            name, make_process_group, extended_api=True, devices=list(DEVICES)
         )
 
 
@@ -373,8 +542,7 @@ def make_process_group(options: Any, pg_options: Any) -> MpidistProcessGroup:
     Raises:
         ValueError: torch and MPI have different ranks, or there are options.
     """
-    if pg_options is not None:
-        raise ValueError(f"the backend {NAME!r} has no options: leave pg_options out")
+    _check_options(pg_options)
     world = mpidist.group.WORLD or mpidist.init_process_group()
     ranks = list(options.global_ranks_in_group) or list(world.ranks)
     rank, size = options.group_rank, options.group_size
@@ -386,7 +554,18 @@ def make_process_group(options: Any, pg_options: Any) -> MpidistProcessGroup:
         )
     group = make_group(world, ranks, f"torch {options.group_id}", options.timeout)
     assert group is not None
-    return MpidistProcessGroup(group)
+    return _torch_group(group, options.store)
+
+
+def _torch_group(group: ProcessGroup, store: dist.Store) -> MpidistProcessGroup:
+    from mpidist.torch.other_backends import MixedProcessGroup  # a subclass
+
+    return MixedProcessGroup(group, store)
+
+
+def _check_options(options: Any) -> None:
+    if options is not None:
+        raise ValueError(f"the backend {NAME!r} has no options: leave pg_options out")
 
 
 def _handle(work: Work | None, tensors: Any, opts: Any) -> MpidistWork | None:

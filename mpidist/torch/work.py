@@ -20,10 +20,14 @@ class MpidistWork(dist.Work):
         work: The handle of mpidist; None if the operation has ended.
         tensors: The result of the operation.
         ranks: World ranks of the group, to find the sender of a message.
+
+    Attributes:
+        limit: Time limit of :meth:`wait`. The default is the time limit of the group.
     """
 
     # Class attributes for values that most works never set make a Work cheaper.
     _ranks: Sequence[int] = ()
+    limit: timedelta | None = None
     _future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def __init__(
@@ -39,7 +43,7 @@ class MpidistWork(dist.Work):
         """Block until the operation has ended.
 
         Args:
-            timeout: Time limit. The default is the time limit of the group.
+            timeout: Time limit. The default is ``limit``.
 
         Raises:
             DeadlineExceededError: The operation has not ended in time. It stays pending.
@@ -47,7 +51,7 @@ class MpidistWork(dist.Work):
         """
         if self._work is not None:
             # C++ passes 0 for the default.
-            self._work.wait(timeout or None)
+            self._work.wait(timeout or self.limit)
         return True
 
     def is_completed(self) -> bool:
