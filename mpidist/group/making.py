@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpidist.errors import DistBackendError
 from mpidist.group.process_group import ProcessGroup
 from mpidist.mpi import watched
-from mpidist.work import Timeout
+from mpidist.work import Timeout, seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +25,7 @@ def make_group(
         parent: The group that has the members.
         ranks: World ranks, in the order of their group ranks; equal on all members.
         name: Name of the new group, for messages.
-        timeout: Time limit of every operation.
+        timeout: Time limit of every operation, and of this call. After it, the job is ended.
 
     Returns:
         The group. Other ranks get None at once.
@@ -54,14 +54,14 @@ def group_of(
         comm: The communicator.
         positions: Ranks in the communicator, this rank among them; equal on all members.
         name: Name of the new group, for messages.
-        timeout: Time limit of every operation.
+        timeout: Time limit of every operation, and of this call. After it, the job is ended.
         device: Index of the GPU of this rank, or None.
     """
     from mpi4py import MPI
 
     whole = comm.Get_group()
     members = whole.Incl(positions)
-    with watched(f"making group {name!r}", members.Dup()):
+    with watched(f"making group {name!r}", members.Dup(), seconds(timeout)):
         try:
             made = comm.Create_group(members)
         except MPI.Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 # moment to end a collective that the other members have completed.
 _GRACE_S = 1.0
 _ALL_GRACE_S = 3.0
+_MAX_SHOWN = 8  # ranks in a message
 
 DETAIL_HINT = "; set MPIDIST_DEBUG=detail to check whether ranks call different collectives"
 
@@ -93,8 +95,14 @@ pending_ops = PendingOps()
 """The registry of this process. Only ranks have a watchdog that reads it."""
 
 
-class _WatchedCall:
-    """A blocking MPI call that no group counts; see :class:`PendingOp`."""
+class WatchedCall:
+    """A blocking MPI call that no group counts; see :class:`PendingOp`.
+
+    Args:
+        name: Name of the call, for messages.
+        members: World ranks that take part.
+        limit_s: Time limit of making a group, in seconds.
+    """
 
     sequence = 0
     slot = 0
@@ -102,15 +110,29 @@ class _WatchedCall:
     group_number = 0
     is_blocking = False
 
-    def __init__(self, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, name: str, members: tuple[int, ...], limit_s: float = math.inf) -> None:
         self._name = name
         self.members = members
+        self.limit_s = limit_s
 
     def describe(self) -> str:
+        """Return the call in words."""
         return f"{self._name} of {len(self.members)} ranks"
 
+    def overdue(self, waited_s: float) -> str:
+        """Return the message about a wait past the limit."""
+        ranks = ", ".join(str(rank) for rank in self.members[:_MAX_SHOWN])
+        if len(self.members) > _MAX_SHOWN:
+            ranks += f" and {len(self.members) - _MAX_SHOWN} more"
+        return (
+            f"{self._name} of the ranks {ranks} has waited for {waited_s:.0f} s, and the time "
+            f"limit of the group is {self.limit_s:g} s: another of these ranks makes another "
+            "group first, or is late; make all groups in the same order on all ranks"
+        )
+
     def call(self) -> str:
-        return ""  # no arguments are compared
+        """Return "": no arguments are compared."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,7 @@ waits: dict[int, Wait] = {}
 
 @contextmanager
 def waiting_for(what: str, tasks: Iterable[str] = (), since: float | None = None) -> Iterator[None]:
-    """Tell ``mpidist doctor --hang`` and ``mpidist top``, in the block, what this thread waits for.
+    """Register a wait of this thread, in the block, for ``mpidist doctor --hang``.
 
     It is for waits that last: an entry costs a microsecond, and is shown after one second.
 
@@ -154,15 +176,19 @@ def waiting_for(what: str, tasks: Iterable[str] = (), since: float | None = None
 
 
 @contextmanager
-def watched(name: str, group: MPI.Group) -> Iterator[None]:
+def watched(name: str, group: MPI.Group, limit: float | None = None) -> Iterator[None]:
     """Collective. Register the blocking MPI calls in the block as one pending operation.
 
     This is for calls that no group counts, such as making and freeing groups and windows. If a
-    member leaves without making the call, the watchdog ends the job.
+    member leaves without making the call, the watchdog ends the job. No error can be raised in a
+    thread that is inside MPI.
 
     Args:
         name: Name of the call, for messages.
         group: The ranks that take part. It is freed.
+        limit: Seconds after which the watchdog ends the job, when the block makes a group. A limit
+            below ``MPIDIST_STALL_S`` has the effect of that setting: short limits are meant for
+            operations, and ranks may reach this call at different times.
     """
     from mpi4py import MPI
 
@@ -170,7 +196,8 @@ def watched(name: str, group: MPI.Group) -> Iterator[None]:
     ranks = group.Translate_ranks(None, world)
     group.Free()
     world.Free()
-    call = _WatchedCall(name, tuple(int(rank) for rank in ranks))
+    limit_s = math.inf if limit is None else limit
+    call = WatchedCall(name, tuple(int(rank) for rank in ranks), limit_s)
     current = pending_ops.current
     current[id(call)] = call
     try:

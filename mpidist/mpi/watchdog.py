@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
 from mpidist.mpi import metrics, records
-from mpidist.mpi.pending import ALL_MEMBERS, PendingOp, PendingOps, Wait, missing_rank, waits
+from mpidist.mpi.pending import (
+    ALL_MEMBERS,
+    PendingOp,
+    PendingOps,
+    Wait,
+    WatchedCall,
+    missing_rank,
+    waits,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -154,6 +162,10 @@ class Watchdog:
                     f"{operation.describe()} has waited for {waited_s:.0f} s, the limit set by "
                     "MPIDIST_STALL_ABORT_S"
                 )
+            if isinstance(operation, WatchedCall) and waited_s > max(
+                operation.limit_s, config.stall_s
+            ):
+                self._end(operation.overdue(waited_s))
             if self._passes(since, before, now):
                 self._report_stall(operation, waited_s)
         for wait in list(waits.values()):

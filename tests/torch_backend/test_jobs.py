@@ -252,3 +252,21 @@ def test_gloo_among_child_processes_of_a_rank(tmp_path):
     job = run_job(tmp_path, ["-n", "1"], source, timeout_s=90)
     assert job.status == 0, job.err
     assert job.out.split() == ["2.0", "2.0"]
+
+
+def test_groups_in_different_orders(tmp_path):
+    source = """\
+        from datetime import timedelta
+        import torch.distributed as dist
+        dist.init_process_group("mpidist")
+        rank = dist.get_rank()
+        orders = {0: [[0, 1], [2, 0]], 1: [[1, 2], [0, 1]], 2: [[2, 0], [1, 2]]}
+        for ranks in orders[rank]:
+            dist.new_group(
+                ranks, timeout=timedelta(seconds=2), use_local_synchronization=True
+            )
+    """
+    job = run_job(tmp_path, ["-n", "3"], source, timeout_s=60, env={"MPIDIST_STALL_S": "1"})
+    assert job.status != 0
+    assert "has waited for 2 s, and the time limit of the group is 2 s" in job.err
+    assert "make all groups in the same order on all ranks" in job.err.splitlines()[-1]

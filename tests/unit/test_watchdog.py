@@ -1,12 +1,13 @@
 """Reports of the watchdog about waits that a test makes."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from mpidist.config import Config
 from mpidist.mpi import watchdog
-from mpidist.mpi.pending import PendingOps
+from mpidist.mpi.pending import PendingOps, WatchedCall
 from mpidist.mpi.records import Identity
 
 
@@ -37,6 +38,32 @@ def test_each_long_wait_is_told_once(monkeypatch, caplog):
         "third",
     ]
     assert not ended
+
+
+@pytest.mark.parametrize(
+    ("limit", "stall", "ended_after"),
+    [(1800.0, 60.0, 1801), (1.0, 60.0, 61), (100.0, 1.0, 101), (math.inf, 1.0, None)],
+)
+def test_making_a_group_ends_after_its_limit(monkeypatch, limit, stall, ended_after):
+    monkeypatch.setattr(watchdog, "config", Config(stall_s=stall))
+    ended = []
+    pending = PendingOps()
+    control = SimpleNamespace(size=2, rank=0)
+    dog = watchdog.Watchdog(
+        control, pending, Identity(0, 1, "h"), lambda reason, _: ended.append(reason)
+    )
+    pending.current[1] = WatchedCall("making group 'pair'", tuple(range(10)), limit)
+    for now in range(2000):
+        dog._check(pending.observe(float(now)), float(now))
+        if ended:
+            break
+    assert bool(ended) == (ended_after is not None)
+    if ended:
+        assert now == ended_after
+        assert ended[0].startswith(
+            "making group 'pair' of the ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more has waited for "
+            f"{now} s, and the time limit of the group is {limit:g} s: "
+        )
 
 
 @pytest.mark.parametrize(
