@@ -36,8 +36,9 @@ class ModuleVariables:
         variables: The variable of each parameter, by the name of the parameter.
 
     Raises:
-        ValueError: The module has no parameters, or a lazy layer has not set the shape of its
-            parameters. Or there is a variable with the name of a parameter.
+        ValueError: The module has no parameters, a lazy layer has not set the shape of its
+            parameters, or elements of a parameter share memory. Or there is a variable with the
+            name of a parameter.
         TypeError: The dtype of a parameter is not bfloat16, float16, float32, float64, bool or an
             integer.
         InvalidArgumentError: Another worker created a variable of this name with another shape or
@@ -67,6 +68,14 @@ class ModuleVariables:
             if is_lazy(parameter):
                 raise ValueError(
                     f"parameter {name!r} has no shape yet: run the module on one batch first"
+                )
+            if any(
+                length > 1 and not step
+                for length, step in zip(parameter.shape, parameter.stride(), strict=True)
+            ):
+                raise ValueError(
+                    f"elements of parameter {name!r} share memory, as those of an expanded tensor: "
+                    "make the parameter of a clone()"
                 )
         self.module = module
         self.variables: dict[str, Variable] = {

@@ -74,6 +74,15 @@ def test_strided_parameter():
     torch.testing.assert_close(model.weight.detach(), begin - model.weight.grad)
 
 
+def test_expanded_parameter_makes_no_variables():
+    model = torch.nn.Linear(2, 3)
+    model.bias = torch.nn.Parameter(torch.ones(1).expand(3))
+    with pytest.raises(ValueError, match="'bias' share memory"):
+        ModuleVariables(model)
+    model.bias = torch.nn.Parameter(torch.ones(1).expand(3).clone())
+    ModuleVariables(model)  # a variable of the failed call would be in the way
+
+
 def test_shared_frozen_and_unused_parameters():
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("a", "b", "frozen")})
     model["b"].weight = model["a"].weight
