@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -71,3 +72,30 @@ def test_numbers_and_timelines(tmp_path):
     assert all(event["dur"] >= 0 for event in lasting)
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {"ps 0", "worker 0", "worker 1"}
+
+
+WATCHED = """
+import os, subprocess, sys, time
+import numpy as np
+import mpidist as dist
+
+dist.init_process_group()
+if dist.get_rank() == 0:
+    dist.recv(np.zeros(1), src=1)
+else:
+    top = [sys.executable, "-m", "mpidist", "top", "--once", os.environ["MPIDIST_RUN_DIR"]]
+    deadline, shown = time.monotonic() + 30, ""
+    while "recv" not in shown and time.monotonic() < deadline:
+        shown = subprocess.run(top, capture_output=True, text=True, check=True).stdout
+    print(shown)
+    dist.send(np.zeros(1), dst=0)
+"""
+
+
+def test_the_operation_of_a_rank_and_its_age(tmp_path):
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    shown = mpidist("run", "-n", "2", "--run-dir", str(tmp_path / "run"), str(script))
+    waiting, watching = [line for line in shown.splitlines() if " running" in line]
+    assert re.search(r" running +recv \d+ s", waiting)
+    assert "recv" not in watching
