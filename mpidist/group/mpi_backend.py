@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_op
-from mpidist.mpi import DETAIL_HINT, Backoff, PendingOps
+from mpidist.mpi import DETAIL_HINT, Backoff, PendingOps, SharedCoreBackoff, world
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class MpiBackend:
                 elif tests < _QUICK_TESTS:
                     tests += 1
                 elif backoff is None:
-                    backoff = Backoff(_YIELDS)
+                    backoff = _new_backoff()
                 elif time.monotonic() < deadline:
                     backoff.pause()
                 else:
@@ -252,6 +253,8 @@ class RequestWork(Work):
         failure: An earlier error of the operation; the Work ends with it.
     """
 
+    _backoff: Backoff | None = None  # of all waits for this Work, on shared cores
+
     def __init__(
         self,
         op: Op,
@@ -304,7 +307,10 @@ class RequestWork(Work):
                 with self._testing:
                     self._advance(wait=True)
             else:
-                backoff = Backoff(_YIELDS)
+                backoff = self._backoff or _new_backoff()
+                if isinstance(backoff, SharedCoreBackoff):
+                    # The thread of the futures waits in slices that are shorter than the yields.
+                    self._backoff = backoff
                 while not self.is_completed() and time.monotonic() < deadline:
                     backoff.pause()
         finally:
@@ -348,6 +354,17 @@ class RequestWork(Work):
         self._pending.pop(id(self), None)
         self._op = None
         self.complete(value, error)
+
+
+def _new_backoff() -> Backoff:
+    return SharedCoreBackoff() if _shares_cores() else Backoff(_YIELDS)
+
+
+@cache
+def _shares_cores() -> bool:
+    """Return whether this node has more ranks than cores."""
+    here = world()
+    return here.nodes.count(here.nodes[here.rank]) > (os.cpu_count() or 1)
 
 
 def backend_error(op: Op, error: BaseException) -> DistBackendError:

@@ -1,7 +1,7 @@
 """The MPI world of this process; the only package that starts MPI, ends the job and sets hooks."""
 
 from mpidist.mpi import fork
-from mpidist.mpi.backoff import Backoff
+from mpidist.mpi.backoff import Backoff, SharedCoreBackoff
 from mpidist.mpi.metrics import TaskMetrics, task_metrics
 from mpidist.mpi.pending import DETAIL_HINT, PendingOps, pending_ops, waiting_for, watched
 from mpidist.mpi.world import World, launched, started_world, this_rank, world
@@ -10,6 +10,7 @@ __all__ = [
     "DETAIL_HINT",
     "Backoff",
     "PendingOps",
+    "SharedCoreBackoff",
     "TaskMetrics",
     "World",
     "fork",

@@ -50,3 +50,26 @@ class Backoff:
             time.sleep(sleep_s)
         else:
             os.sched_yield()
+
+
+class SharedCoreBackoff(Backoff):
+    """Backoff of a rank that shares its core with other ranks: yields for 2 ms, then short sleeps.
+
+    A rank that only yields takes time from the ranks that compute. On two busy cores, a step of
+    DistributedDataParallel on four ranks took 13 to 30 % longer with yields alone. With yields for
+    less than 1 ms, a small ``all_reduce`` took two to five times as long.
+    """
+
+    __slots__ = ("_until",)
+
+    _YIELD_S = 2e-3
+    _SLEEP_S = 1e-4
+
+    def reset(self) -> None:
+        """Start again with yields, after an event."""
+        super().reset()
+        self._until = time.monotonic() + self._YIELD_S
+
+    def next_sleep(self) -> float:
+        """Return the seconds that the next pause sleeps; 0 for a yield."""
+        return 0.0 if time.monotonic() < self._until else self._SLEEP_S

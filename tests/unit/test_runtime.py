@@ -5,14 +5,16 @@ import os
 import re
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import DistBackendError
+from mpidist.group import mpi_backend
 from mpidist.mpi import shutdown
-from mpidist.mpi.backoff import Backoff
+from mpidist.mpi.backoff import Backoff, SharedCoreBackoff
 from mpidist.mpi.launch_env import (
     foreign_launcher,
     foreign_step,
@@ -300,3 +302,27 @@ def test_what_was_printed_last_is_read_before_the_end(monkeypatch):
     shutdown.wait_until_read(writing)
     with open(os.devnull) as file:
         shutdown.wait_until_read(file.fileno())
+
+
+def test_backoff_on_shared_cores_yields_first(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("mpidist.mpi.backoff.time.monotonic", lambda: now[0])
+    backoff = SharedCoreBackoff()
+    assert backoff.next_sleep() == 0
+    now[0] += 0.0019
+    assert backoff.next_sleep() == 0
+    now[0] += 0.0002
+    assert backoff.next_sleep() == 1e-4
+    backoff.reset()
+    assert backoff.next_sleep() == 0
+
+
+@pytest.mark.parametrize(("cores", "shares"), [(2, False), (1, True)])
+def test_ranks_share_cores_if_a_node_has_more_ranks(monkeypatch, cores, shares):
+    here = SimpleNamespace(nodes=(0, 1, 0, 1, 1), rank=2)
+    monkeypatch.setattr(mpi_backend, "world", lambda: here)
+    monkeypatch.setattr(mpi_backend.os, "cpu_count", lambda: cores)
+    mpi_backend._shares_cores.cache_clear()
+    assert mpi_backend._shares_cores() == shares
+    assert isinstance(mpi_backend._new_backoff(), SharedCoreBackoff) == shares
+    mpi_backend._shares_cores.cache_clear()
