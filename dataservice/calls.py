@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -22,10 +23,11 @@ from mpidist.errors import (
     DeadlineExceededError,
     DistNetworkError,
     Error,
+    FailedPreconditionError,
     UnavailableError,
     UnimplementedError,
 )
-from mpidist.mpi import Backoff
+from mpidist.mpi import Backoff, started_world, waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ _TOKEN = secrets.token_hex(4)
 
 # Period at which a waiting thread checks that it shall go on.
 _STOP_PERIOD_S = 0.1
+# Seconds after which a wait is registered. ``mpidist doctor --hang`` shows no shorter waits.
+_REGISTERED_S = 1.0
 # Shorter than for ranks that wait for each other: a trainer gives up after a minute without any
 # data worker, and the log must say before that why it waits.
 _STALL_S = 15.0
@@ -58,33 +62,94 @@ def stall_s() -> float:
     return min(_STALL_S, config.stall_s)
 
 
+Awaited = tuple[str, Sequence[str]]
+"""An awaited event in a few words, and its tasks; see :func:`mpidist.mpi.waiting_for`."""
+
+
+def task_at(endpoint: Endpoint, address: str) -> str | None:
+    """Return the task of an address as in ``"data 0"`` or ``"rank 3"``; None outside MPI.
+
+    Args:
+        endpoint: The endpoint that calls the address.
+        address: The address, with or without its protocol.
+    """
+    world = started_world()
+    if endpoint.address.protocol != "mpi" or world is None:
+        return None
+    # Over mpi, the remainder of an endpoint number is its rank.
+    rank = int(address.rpartition(":")[2]) % world.size
+    server = Server.current()
+    if server is None:
+        return f"rank {rank}"
+    with contextlib.suppress(FailedPreconditionError):  # another thread starts or stops the Server
+        for job, index in server.cluster_spec.tasks():
+            if job == "data" and server.task_address(job, index).endswith(f":{rank}"):
+                return f"{job} {index}"
+    return f"rank {rank}"
+
+
+def tasks_at(endpoint: Endpoint, addresses: Iterable[str]) -> list[str]:
+    """Return the known tasks of some addresses; see :func:`task_at`."""
+    return [task for address in addresses if (task := task_at(endpoint, address)) is not None]
+
+
 class SlowWait:
-    """A wait. After ``stall_s()`` seconds it is reported, once, by a warning.
+    """A wait, which :func:`mpidist.mpi.waiting_for` registers after a second.
+
+    After ``stall_s()`` seconds it is reported, once, by a warning.
 
     Args:
         waiter: Name of the waiting thread's owner.
-        cause: Describes the awaited event, and faults that may delay it.
+        cause: Describes the awaited event, and faults that may delay it; None for no warning.
+        awaited: Describes the awaited event for the registration; None for no registration.
         since: Monotonic time of the beginning; None if the wait begins now.
     """
 
-    def __init__(self, waiter: str, cause: Callable[[], str], since: float | None = None) -> None:
+    def __init__(
+        self,
+        waiter: str,
+        cause: Callable[[], str] | None,
+        awaited: Callable[[], Awaited] | None = None,
+        since: float | None = None,
+    ) -> None:
         self._waiter = waiter
         self._cause = cause
+        self._awaited = awaited
         self._since = time.monotonic() if since is None else since
-        self._limit_s = stall_s()
+        self._limit_s = float("inf") if cause is None else stall_s()
+        self._registered_s = float("inf") if awaited is None else min(_REGISTERED_S, self._limit_s)
+        self._registered: tuple[Awaited, AbstractContextManager[None]] | None = None
 
     @property
     def due_s(self) -> float:
-        """Seconds until the warning; infinite after it."""
-        return max(self._since + self._limit_s - time.monotonic(), 0.0)
+        """Seconds until the next check that has an effect; infinite after the warning."""
+        due = self._limit_s if self._registered is not None else self._registered_s
+        return max(self._since + min(due, self._limit_s) - time.monotonic(), 0.0)
 
     def check(self) -> None:
-        """Log the warning if it is due. Call this in every round of the wait."""
-        if self.due_s > 0:
-            return
-        self._limit_s = float("inf")
+        """Log the warning if it is due, and register the wait. Call this in every round of it."""
         waited_s = time.monotonic() - self._since
-        logger.warning("%s has waited %.3g s for %s", self._waiter, waited_s, self._cause())
+        if waited_s >= self._registered_s:
+            self._register(waited_s)
+        if waited_s >= self._limit_s and self._cause is not None:
+            self._limit_s = float("inf")
+            logger.warning("%s has waited %.3g s for %s", self._waiter, waited_s, self._cause())
+
+    def close(self) -> None:
+        """End the registration. Call this after the wait."""
+        if self._registered is not None:
+            self._registered[1].__exit__(None, None, None)
+            self._registered = None
+
+    def _register(self, waited_s: float) -> None:
+        """Register the wait, or change the registration if the awaited event is another one."""
+        assert self._awaited is not None
+        awaited = self._awaited()
+        if self._registered is None or self._registered[0] != awaited:
+            self.close()
+            context = waiting_for(*awaited, time.time() - waited_s)
+            context.__enter__()
+            self._registered = awaited, context
 
 
 def missing_dispatcher(address: str, protocol: str, patience_s: float) -> str:
@@ -155,24 +220,43 @@ class RpcClient:
 
         Args:
             work: The Work that ``start`` returned.
-            slow_wait: Reports the wait if it takes long.
+            slow_wait: Reports the wait if it takes long. The caller closes it.
 
         Raises:
             CancelledError: ``stopped`` has returned True.
             UnavailableError: The peer is gone.
             Exception: The error of the peer.
         """
-        while not work.is_completed():
-            if self.stopped():
-                raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
-            if slow_wait is not None:
-                slow_wait.check()
-            work.block(time.monotonic() + _STOP_PERIOD_S)
+        if not work.is_completed():
+            with self._slow_wait(slow_wait) as wait:
+                while not work.is_completed():
+                    if self.stopped():
+                        raise CancelledError(
+                            f"stopped while waiting for {self.what} at {self.peer}"
+                        )
+                    wait.check()
+                    work.block(time.monotonic() + _STOP_PERIOD_S)
         try:
             reply: Reply = work.result()
         except (DistNetworkError, UnavailableError, UnimplementedError) as error:
             raise self._gone(error) from error
         return reply
+
+    def awaited(self) -> Awaited:
+        """Return the wait for an answer of the peer, and its task."""
+        return f"an answer of the {self.what} at {self.peer}", tasks_at(self.endpoint, [self.peer])
+
+    @contextlib.contextmanager
+    def _slow_wait(self, given: SlowWait | None) -> Iterator[SlowWait]:
+        """Return the wait of the caller, or a wait without a warning for the ``with`` block."""
+        if given is not None:
+            yield given
+            return
+        own = SlowWait(f"a call of the {self.what}", None, self.awaited)
+        try:
+            yield own
+        finally:
+            own.close()
 
     def _gone(self, error: Error) -> UnavailableError:
         return UnavailableError(f"the {self.what} at {self.peer} is gone: {error}")
@@ -196,7 +280,7 @@ class RpcClient:
             request: The request.
             kind: Class of the reply.
             limit_s: Time limit of all attempts together, in seconds.
-            slow_wait: Reports the wait if it takes long.
+            slow_wait: Reports the wait if it takes long. The caller closes it.
 
         Raises:
             UnavailableError: No attempt had a reply within ``limit_s`` seconds.
@@ -212,6 +296,17 @@ class RpcClient:
         buffers: Sequence[Array] = (),
     ) -> Reply:
         """Call as :meth:`call_with_retry`, with buffers, and return the whole Reply."""
+        with self._slow_wait(slow_wait) as wait:
+            return self._fetch_with_retry(method, request, limit_s, wait, buffers)
+
+    def _fetch_with_retry(
+        self,
+        method: str,
+        request: Message,
+        limit_s: float,
+        slow_wait: SlowWait,
+        buffers: Sequence[Array],
+    ) -> Reply:
         last: Error | None = None
         deadline = time.monotonic() + limit_s
         backoff = Backoff(longest_s=_STOP_PERIOD_S)
@@ -231,8 +326,7 @@ class RpcClient:
                     ) from last
             if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
-            if slow_wait is not None:
-                slow_wait.check()
+            slow_wait.check()
             backoff.pause()
 
 

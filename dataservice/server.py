@@ -20,6 +20,7 @@ from mpidist.errors import (
     InternalError,
     InvalidArgumentError,
 )
+from mpidist.mpi import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class _Server(ABC):
         """
         if self._endpoint is None and not self._stopped.is_set():
             raise FailedPreconditionError(f"the {type(self).__name__} has not been started")
-        self._stopped.wait()
+        with waiting_for("requests"):
+            self._stopped.wait()
         if self._failure is not None:
             # The reason comes after the traceback, so that a log ends with it.
             if self._failed_thread is not threading.current_thread():

@@ -16,6 +16,7 @@ file beside the script hides the package ``mpidist``.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import io
@@ -25,7 +26,8 @@ import sys
 import threading
 import time
 import types
-from types import TracebackType
+from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 RUNNER_FILE = os.path.abspath(__file__)
@@ -36,7 +38,10 @@ INTERRUPTED = "interrupted (Ctrl-C)"
 INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
 STACKS_SIGNAL = signal.SIGRTMAX - 4
-"""Has a rank write the stacks of its threads to ``stacks-<rank>.txt`` in the run folder."""
+"""Has a rank write the stacks of its threads to ``stacks-<rank>.txt`` by faulthandler."""
+_LOOK_S = 0.5
+_SAMPLES, _MOST_KEPT = 50, 5
+_SAMPLE_S = 0.02
 OUTPUT_LIMIT_S = 0.5
 """Seconds that an ending rank waits at most until the launcher has read the output."""
 
@@ -167,7 +172,7 @@ class Runner:
     def run(self) -> None:
         """Run the script to its end. Leave a record and the right status if it fails."""
         threading.excepthook = self._uncaught_in_thread
-        self._write_stacks_on_signal()
+        self._write_stacks_on_request()
         try:
             self._execute()
         except BaseException as caught:
@@ -225,14 +230,26 @@ class Runner:
             main.__dict__.update(__file__=os.path.abspath(path), __loader__=loader)
             exec(code, main.__dict__)
 
-    def _write_stacks_on_signal(self) -> None:
-        """Write the stacks of all threads on ``STACKS_SIGNAL``, also while C code has the GIL."""
+    def _write_stacks_on_request(self) -> None:
+        """Write the stacks of all threads when ``look.json`` in the run folder asks for them.
+
+        A thread looks for that file. While C code holds the interpreter's lock, the thread does not
+        run, and the launcher sends ``STACKS_SIGNAL``. At other times faulthandler could crash: it
+        reads frames that other threads change meanwhile.
+        """
+        path = os.path.join(self._folder, f"stacks-{self._rank}")
         try:
-            path = os.path.join(self._folder, f"stacks-{self._rank}.txt")
-            self._stacks = open(path, "ab", buffering=0)  # noqa: SIM115
+            self._stacks = open(f"{path}.txt", "ab", buffering=0)  # noqa: SIM115
+            # faulthandler restores this at the end. The default would end the process.
+            signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
             faulthandler.register(STACKS_SIGNAL, self._stacks)
-        except OSError as error:  # the report on a hang says what it could not get
+        except OSError as error:
             sys.stderr.write(f"mpidist run: rank {self._rank} cannot write stacks ({error})\n")
+        request = os.path.join(self._folder, "look.json")
+        # Not a threading.Thread, which scripts would see. The script may replace functions.
+        _thread.start_new_thread(
+            _answer_looks, (request, f"{path}.json", _thread.get_ident(), time.sleep, os.stat)
+        )
 
     def _uncaught_in_thread(self, args: Any) -> None:
         # After the script's end, daemon threads may fail on closed resources.
@@ -314,6 +331,55 @@ class Runner:
                     f"mpidist run: cannot record why rank {self._rank} failed ({error}); its "
                     "traceback is above\n"
                 )
+
+
+def _answer_looks(
+    request: str, answer: str, main: int, sleep: Callable[[float], None], stat: Callable[[str], Any]
+) -> None:
+    """Write stacks whenever a file changes, for ever.
+
+    Args:
+        request: The file. It has the number of the request.
+        answer: The file to write: the number, and samples of the frames of all threads, innermost
+            first; the main thread is the last. The first samples in which the main thread is at a
+            new line, and the last sample.
+        main: Identifier of the main thread.
+        sleep: ``time.sleep``.
+        stat: ``os.stat``.
+    """
+    changed, own = 0, _thread.get_ident()
+    while True:
+        sleep(_LOOK_S)
+        with contextlib.suppress(Exception):  # there is no request, or the folder is gone
+            if stat(request).st_mtime_ns == changed:
+                continue
+            changed = stat(request).st_mtime_ns
+            import json
+
+            samples: list[list[list[tuple[str, int, str]]]] = []
+            for number in range(_SAMPLES):
+                frames = sys._current_frames()
+                threads = [ident for ident in frames if ident not in (own, main)]
+                sample = [_frames_of(frames[ident]) for ident in (*threads, main)]
+                del frames
+                is_new = not samples or sample[-1] != samples[-1][-1]
+                if (is_new and len(samples) < _MOST_KEPT) or number == _SAMPLES - 1:
+                    samples.append(sample)
+                sleep(_SAMPLE_S)
+            with open(request, encoding="utf-8") as file:
+                number = json.load(file)["number"]
+            with open(f"{answer}.new", "w", encoding="utf-8") as file:
+                json.dump({"number": number, "samples": samples}, file)
+            os.replace(f"{answer}.new", answer)
+
+
+def _frames_of(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    """Return file, line and function of a frame and its callers."""
+    found = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
 
 
 def _begin(name: str, arguments: list[str], folder: str) -> None:

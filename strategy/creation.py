@@ -183,7 +183,9 @@ class VariableCreator:
         for one, part, connection in zip(names, parts, connections, strict=True):
             own = _layout(layout, parts, part)
             try:
-                remotes[one], must_initialize = connection.create(one, own, Origin(name, part))
+                remotes[one], must_initialize = connection.create(
+                    one, own, Origin(name, part), definition.worker
+                )
             except BaseException:
                 if not remotes:  # another attempt may use other parts
                     with suppress(errors.Error):  # the first error is raised

@@ -24,16 +24,18 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
-from dataservice.calls import SlowWait
+from dataservice.calls import Awaited, SlowWait
 from dataservice.dataset.base import (
     Context,
     ElementIterator,
@@ -71,6 +73,38 @@ _SLOW = (
     "its next element: a function of the dataset is slow or hangs, or its source does not answer"
 )
 _NOT_READY = object()
+_PACKAGE = __name__.partition(".")[0]
+# A frame of these under one of this package waits for a lock, a peer or a helper process.
+_NO_FUNCTIONS = {*sys.stdlib_module_names, "mpidist"} - {"__main__"}
+
+
+def running_function(threads: Iterable[int]) -> str | None:
+    """Return the user's function that one of some threads runs, and its line.
+
+    Args:
+        threads: Identifiers of the threads.
+
+    Returns:
+        As in ``"the function `decode` at data.py:12"``. None if no thread runs such a function, or
+        only one without frames, such as a function of NumPy.
+    """
+    frames = sys._current_frames()
+    for thread in threads:
+        outer, frame = frames.get(thread), None
+        while outer is not None and _package_of(outer) != _PACKAGE:
+            outer, frame = outer.f_back, outer
+        if outer is not None and frame is not None and _package_of(frame) not in _NO_FUNCTIONS:
+            code = frame.f_code
+            path = code.co_filename
+            if path.startswith("<"):  # cloudpickle drops the path of a script's function
+                path = str(frame.f_globals.get("__file__", path))
+            name = f"the function `{code.co_qualname}`"
+            return f"{name} at {os.path.basename(path)}:{frame.f_lineno}"
+    return None
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class Over:
@@ -175,9 +209,12 @@ class ReadAhead:
             Exception: The error of the call. The error that ended the pass is raised each time.
         """
         if (result := self._ready_result()) is _NOT_READY:
-            slow_wait = SlowWait("an iterator of a dataset", lambda: _SLOW)
-            while (result := self._ready_result()) is _NOT_READY:
-                self._wait(slow_wait)
+            slow_wait = SlowWait("an iterator of a dataset", lambda: _SLOW, self._awaited)
+            try:
+                while (result := self._ready_result()) is _NOT_READY:
+                    self._wait(slow_wait)
+            finally:
+                slow_wait.close()
         if isinstance(result, Over):
             result = result.failure
             if result is None:
@@ -253,6 +290,11 @@ class ReadAhead:
                 return
         if lane.run_next():
             lane.ask()
+
+    def _awaited(self) -> Awaited:
+        with _LOCK:
+            threads = list(self._lane.runners)
+        return running_function(threads) or "the next element of a dataset", ()
 
     def _first_done(self) -> Call | None:
         for call in self._calls:

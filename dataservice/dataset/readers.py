@@ -707,11 +707,15 @@ class _Poll:
         slow_wait = SlowWait(
             f"the load of the snapshot {path!r}",
             lambda: f"{awaited}: check that a process saves the snapshot, and to this folder",
+            lambda: (f"{awaited} of the snapshot {path!r}", ()),
         )
-        while not self.closed:
-            found = look()
-            if found is not None:
-                return found
-            slow_wait.check()
-            self._closed.wait(min(_POLL_S, slow_wait.due_s))
+        try:
+            while not self.closed:
+                found = look()
+                if found is not None:
+                    return found
+                slow_wait.check()
+                self._closed.wait(min(_POLL_S, slow_wait.due_s))
+        finally:
+            slow_wait.close()
         raise StopIteration

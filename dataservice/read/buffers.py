@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dataservice.calls import SlowWait, own_metrics
+from dataservice.calls import Awaited, SlowWait, own_metrics
 from dataservice.consumption import COORDINATED, DETERMINISTIC
 from dataservice.options import JobOptions
 from dataservice.payload import Parcel, unpack
@@ -72,6 +72,7 @@ class ElementBuffer(ABC):
         waited_s: Seconds for which the user has waited for elements.
         on_room: Called when there is room for more elements.
         waits_for: Describes the cause of a long wait. Called on the user's thread.
+        awaited: Describes the wait in a few words, with its tasks. Called on the user's thread.
         is_fetched: Returns whether the fetcher's thread runs. Called on the user's thread.
         leased_until: Monotonic time until which the buffered elements belong to this consumer.
             After that time another consumer may have got them.
@@ -89,6 +90,7 @@ class ElementBuffer(ABC):
         self.waited_s = 0.0
         self.on_room: Callable[[], None] = lambda: None
         self.waits_for: Callable[[], str] = lambda: "elements"
+        self.awaited: Callable[[], Awaited] = lambda: ("elements", ())
         self.is_fetched: Callable[[], bool] = lambda: True
         self.leased_until = float("inf")
 
@@ -222,7 +224,8 @@ class ElementBuffer(ABC):
                 if self.over or self.closed:
                     return False
                 if waits:  # most waits end at the first notification
-                    slow_wait = slow_wait or SlowWait(self._user, self.waits_for, began)
+                    if slow_wait is None:
+                        slow_wait = SlowWait(self._user, self.waits_for, self.awaited, began)
                     slow_wait.check()
                     limit_s = min(_ALIVE_PERIOD_S, slow_wait.due_s)
                 waits += 1
@@ -231,6 +234,8 @@ class ElementBuffer(ABC):
             return True
         finally:
             self._user_waits = False
+            if slow_wait is not None:
+                slow_wait.close()
 
 
 class FirstComeBuffer(ElementBuffer):

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dataservice.calls import RpcClient, missing_dispatcher
+from dataservice.calls import Awaited, RpcClient, missing_dispatcher, task_at, tasks_at
 from dataservice.consumption import Mode
 from dataservice.errors import unpack_error
 from dataservice.options import JobOptions
@@ -272,6 +272,7 @@ class Fetcher:
         self.buffer = buffer_for(f"consumer {endpoint.address} of {job}", terms, begin)
         self.buffer.on_room = self._wake_up
         self.buffer.waits_for = self._waits_for
+        self.buffer.awaited = self._awaited
         self._mode = terms.mode
         self._limit = terms.max_outstanding
         self._trainer_id = terms.trainer_id
@@ -796,6 +797,25 @@ class Fetcher:
                 f"no data worker has delivered an element for {limit_s:g} s: they fail "
                 f"repeatedly, last{self._last_loss}"
             )
+
+    def _awaited(self) -> Awaited:
+        """Describe a wait in a few words. Called on the user's thread, hence the copies."""
+        if not self._heartbeat.client_id:
+            return self._dispatcher.awaited()
+        name = self._request.job_name
+        job = f"job {name!r}" if name else "a job of its own"
+        if self._heartbeat.at_end and self._heartbeat.sent is not None:
+            return f"the last elements of {job}, which other consumers hold", ()
+        tasks, needed = list(self._tasks.values()), self.buffer.needed_part
+        running = [task for task in tasks if not (task.ended or task.broken)]
+        # Under a fixed order, one part has the next element.
+        workers = [task.worker for task in running if task.part == needed]
+        workers = list(dict.fromkeys(workers or [task.worker for task in running]))
+        if not workers:
+            dispatcher = self._dispatcher.peer
+            return f"a data worker for {job} at the dispatcher {dispatcher}", ()
+        names = [task_at(self._endpoint, worker) or worker for worker in workers]
+        return f"elements of {job} from {', '.join(names)}", tasks_at(self._endpoint, workers)
 
     def _waits_for(self) -> str:
         """Describe the cause of a long wait. Called on the user's thread, hence the copies."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
+from dataservice.calls import Awaited
 from dataservice.consumption import CROSS_TRAINER, FIRST_COME, mode_of
 from dataservice.dataset import tree
 from dataservice.errors import pack_error
@@ -187,6 +188,10 @@ class ElementBuffer(ABC):
             self._changed.notify_all()
         self._serve()
 
+    def late_consumers(self) -> Awaited | None:
+        """Return the wait for consumers that hold up others, with their tasks; None without one."""
+        return None
+
     def refresh(self, periods: int) -> None:
         """Send empty answers to the requests that have waited for ``periods`` calls.
 
@@ -223,7 +228,7 @@ class ElementBuffer(ABC):
         """Return whether one more element may be evaluated."""
 
     @abstractmethod
-    def _note(self, body: pb.GetElementRequest) -> None:
+    def _note(self, pending: _Pending) -> None:
         """Process the seek and the acknowledgement of the next request in sequence."""
 
     @abstractmethod
@@ -249,7 +254,7 @@ class ElementBuffer(ABC):
         arrivals.early[pending.body.sequence] = pending
         while arrivals.next_sequence in arrivals.early:
             pending = arrivals.early.pop(arrivals.next_sequence)
-            self._note(pending.body)
+            self._note(pending)
             self._pending.append(pending)
             arrivals.next_sequence += 1
         self._changed.notify_all()
@@ -357,6 +362,7 @@ class RetainingBuffer(ElementBuffer):
         # By consumer index. Elements before the watermark are acknowledged.
         self._watermarks = dict.fromkeys(range(consumers), self.produced)
         self._cursors: dict[int | str, _Cursor] = {}
+        self._processes: dict[int, str] = {}  # by consumer index
         self._has_reported = False
 
     def _keep(self, index: int, element: Any, size: int) -> None:
@@ -366,9 +372,8 @@ class RetainingBuffer(ElementBuffer):
 
     def _has_room(self) -> bool:
         # Sent elements stay until they are acknowledged, with room for all consumers' buffers.
-        given, furthest = dict(self._watermarks), max(self._watermarks.values())
+        given, furthest = self._given(), max(self._watermarks.values())
         for cursor in self._cursors.values():
-            given[cursor.consumer] = max(given[cursor.consumer], cursor.position)
             furthest = max(furthest, cursor.next_wanted() or cursor.position)
         ahead = self.produced - max(min(given.values()), self._base)
         early = self.produced - furthest - (furthest - self.begin.index)
@@ -378,10 +383,32 @@ class RetainingBuffer(ElementBuffer):
             and self._bytes < (1 + self._consumers) * self._limit
         )
 
-    def _note(self, body: pb.GetElementRequest) -> None:
+    def _given(self) -> dict[int, int]:
+        """Return the index before which each consumer has all its elements, or needs none."""
+        given = dict(self._watermarks)
+        for cursor in self._cursors.values():
+            given[cursor.consumer] = max(given[cursor.consumer], cursor.position)
+        return given
+
+    def late_consumers(self) -> Awaited | None:
+        """See :meth:`ElementBuffer.late_consumers`."""
+        with self._changed:
+            if self._consumers == 1 or self._ended or not self._pending or self._has_room():
+                return None
+            given = self._given()
+            first = min(given.values())
+            late = [one for one, index in given.items() if index == first]
+            processes = [self._processes.get(one, "") for one in late]
+        names = ", ".join(f"consumer {one}" for one in late)
+        tasks = [process for process in processes if process.startswith("rank ")]
+        return f"{names} of {self._consumers} to take element {first}", tasks
+
+    def _note(self, pending: _Pending) -> None:
+        body = pending.body
         if body.seek:
-            for pending in self._pending:
-                pending.is_void |= pending.body.client_id == body.client_id
+            self._processes[body.consumer_index] = pending.request.process
+            for other in self._pending:
+                other.is_void |= other.body.client_id == body.client_id
             self._cursors[body.client_id] = _Cursor(
                 body.start,
                 body.period,
@@ -488,8 +515,8 @@ class CrossTrainerBuffer(RetainingBuffer):
     def _has_room(self) -> bool:
         return self.produced < self._fastest + 2
 
-    def _note(self, body: pb.GetElementRequest) -> None:
-        self._cursors.setdefault(body.trainer_id, _Cursor(self._base))
+    def _note(self, pending: _Pending) -> None:
+        self._cursors.setdefault(pending.body.trainer_id, _Cursor(self._base))
 
     def _cursor(self, body: pb.GetElementRequest) -> _Cursor:
         cursor = self._cursors[body.trainer_id]
@@ -575,7 +602,8 @@ class FirstComeBuffer(ElementBuffer):
         count = len(self._waiting)
         return count < 2 or (count < _AHEAD_ELEMENTS and self._bytes < self._limit)
 
-    def _note(self, body: pb.GetElementRequest) -> None:
+    def _note(self, pending: _Pending) -> None:
+        body = pending.body
         self._acknowledge(body.client_id, list(body.used.bounds))
 
     def _acknowledge(self, client_id: int, bounds: list[int]) -> None:

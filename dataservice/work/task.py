@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from dataservice.dataset.base import (
     SplitsFailed,
     StageTimes,
 )
+from dataservice.dataset.execution import running_function
 from dataservice.errors import code_and_message
 from dataservice.payload import dumps, indexed_checkpoint
 from dataservice.proto import dataservice_pb2 as pb
@@ -459,6 +460,8 @@ class Task:
         self._checkpoints: Checkpoints | None = None  # until the part is known
         self._stages = StageTimes()
         self._began = self._stopped_at = 0.0
+        # The last state that find_wait() has seen: the index of the next element, and the time.
+        self._seen = (-1, 0.0)
         self.thread = threading.Thread(
             target=self._run, name=f"dataservice-task-{task_id}", daemon=True
         )
@@ -520,6 +523,27 @@ class Task:
             self._buffer.report(progress)
         is_news = progress.ended or progress.code or progress.HasField("checkpoint")
         return progress if is_news else None
+
+    def find_wait(self) -> tuple[str, Sequence[str], float] | None:
+        """Return the wait of a task that has made no element since the last call; None otherwise.
+
+        Only one thread calls this method, in every round of its loop.
+
+        Returns:
+            The arguments of :func:`mpidist.mpi.waiting_for`.
+        """
+        destination, thread = self._buffer or self._stream, self.thread.ident
+        if destination is None or thread is None or not self.thread.is_alive():
+            return None
+        index, since = self._seen
+        if index != destination.produced:
+            self._seen = destination.produced, time.time()
+            return None
+        function = running_function([thread])
+        if function is not None:
+            return f"{function} for element {index} of task {self._task_id}", (), since
+        awaited = None if self._buffer is None else self._buffer.late_consumers()
+        return None if awaited is None else (*awaited, since)
 
     def holders(self) -> pb.Holders | None:
         """Return the clients that have unacknowledged elements; None if there are none."""

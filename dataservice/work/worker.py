@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.task import Task
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError, UnavailableError
+from mpidist.mpi import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -323,15 +325,21 @@ class DataWorker:
         """Send heartbeats and refresh waiting requests until the worker is closed, then leave."""
         reachable = True
         rounds = math.ceil(self._period_s / _LONGEST_ROUND_S)
-        for number in itertools.count(1):
-            if self._closed.wait(self._period_s / rounds):
-                break
-            with self._lock:
-                tasks = list(self._tasks.values())
-            for task in tasks:
-                task.refresh(_HOLD_ROUNDS)
-            if number % rounds == 0:
-                reachable = self._beat(reachable)
+        waits = ExitStack()
+        with waits:
+            for number in itertools.count(1):
+                if self._closed.wait(self._period_s / rounds):
+                    break
+                with self._lock:
+                    tasks = list(self._tasks.values())
+                found = [found for task in tasks if (found := task.find_wait()) is not None]
+                waits.close()
+                for wait_of_task in found:
+                    waits.enter_context(waiting_for(*wait_of_task))
+                for task in tasks:
+                    task.refresh(_HOLD_ROUNDS)
+                if number % rounds == 0:
+                    reachable = self._beat(reachable)
         if reachable:
             self._leave()
 
@@ -346,14 +354,19 @@ class DataWorker:
         request = pb.RegisterWorkerRequest(
             address=self.address, process=process_name(), tags=self._tags
         )
-        slow_wait = SlowWait(f"data worker {self.address}", self._waits_for)
-        reply = self._membership.call_with_retry(
-            "dispatcher/RegisterWorker",
-            request,
-            pb.RegisterWorkerReply,
-            self._patience_s,
-            slow_wait,
+        slow_wait = SlowWait(
+            f"data worker {self.address}", self._waits_for, self._membership.awaited
         )
+        try:
+            reply = self._membership.call_with_retry(
+                "dispatcher/RegisterWorker",
+                request,
+                pb.RegisterWorkerReply,
+                self._patience_s,
+                slow_wait,
+            )
+        finally:
+            slow_wait.close()
         self._worker_id = reply.worker_id
 
     def _waits_for(self) -> str:

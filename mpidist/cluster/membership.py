@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -18,7 +19,7 @@ from mpidist.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from mpidist.mpi import World, world
+from mpidist.mpi import World, waiting_for, world
 from mpidist.proto.mpidist_pb2 import TaskState
 from mpidist.rpc import Address, Request, open_endpoint
 
@@ -271,19 +272,27 @@ class Membership:
             pass
         self._inbox.endpoint.handle_arrived()
         self._announced[self._rank] = self._announce(TaskState.STARTED)
-        began = time.monotonic()
+        began, since = time.monotonic(), time.time()
+        waits = ExitStack()
+        awaited: list[Task] = []
 
         def complete() -> bool:
+            nonlocal awaited
             self._read_starts()
             self._check(self._started())
-            if not self._missing():
-                return True
-            if time.monotonic() - began > _PATIENCE_S:
+            missing = self._missing()
+            if missing and time.monotonic() - began > _PATIENCE_S:
                 self._check_others()
-            return False
+                if missing != awaited:
+                    awaited = missing
+                    waits.close()
+                    names = _listed(missing)
+                    waits.enter_context(waiting_for(f"{', '.join(names)} to start", names, since))
+            return not missing
 
         try:
-            in_time = self._inbox.endpoint.serve(complete, began + limit_s)
+            with waits:
+                in_time = self._inbox.endpoint.serve(complete, began + limit_s)
         except BaseException:
             self._announce(TaskState.CLOSED)
             raise
@@ -445,4 +454,8 @@ class Membership:
 
 
 def _names(tasks: Iterable[Task]) -> str:
-    return ", ".join(f"{job} {index}" for job, index in tasks)
+    return ", ".join(_listed(tasks))
+
+
+def _listed(tasks: Iterable[Task]) -> list[str]:
+    return [f"{job} {index}" for job, index in tasks]

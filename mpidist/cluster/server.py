@@ -26,7 +26,7 @@ from mpidist.errors import (
     NotFoundError,
 )
 from mpidist.group import ProcessGroup, group_of
-from mpidist.mpi import launched, world
+from mpidist.mpi import launched, waiting_for, world
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.ps_memory import PsMemory
 from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
@@ -216,11 +216,12 @@ class Server:
         if self._stopped:
             return
         endpoint, membership = self.endpoint, self._membership
-        if membership is None:
-            endpoint.serve(lambda: self._stopped)
-        else:
-            membership.announce(TaskState.JOINING)
-            endpoint.serve(lambda: self._stopped or membership.finished())
+        with waiting_for("requests"):
+            if membership is None:
+                endpoint.serve(lambda: self._stopped)
+            else:
+                membership.announce(TaskState.JOINING)
+                endpoint.serve(lambda: self._stopped or membership.finished())
 
     def stop(self) -> None:
         """Finish pending work, then leave the cluster; a second call does nothing."""

@@ -1,9 +1,8 @@
 """Look at a rank that may be stuck: its threads, its children, and the stacks of its Python code.
 
 :mod:`mpidist.launcher.rank_wrapper` runs this file when ``look.json`` in the run folder asks it to.
-The wrapper is the parent of the rank, on the rank's own host. So a look needs neither the
-interpreter of the rank, which C code may hold, nor a connection, nor the right to trace other
-processes. The result is ``look-<rank>.json``.
+The wrapper is the parent of the rank, on the rank's own host. So a look needs neither a connection,
+nor the right to trace other processes. The result is ``look-<rank>.json``.
 
 This file uses few modules, as the wrapper does.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import socket
 import time
 
@@ -20,16 +20,20 @@ TYPE_CHECKING = False  # without the module typing
 if TYPE_CHECKING:
     from typing import Any
 
-_PERIOD_S = 1.0  # between the two samples
-_STACKS_S = 0.4
+# A rank looks for requests twice a second, and samples its stacks for a second.
+_ANSWER_S = 1.8
+_SIGNALS = 3
+_PERIOD_S = 0.3
 _POLL_S = 0.02
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 # System calls whose first argument is a file descriptor (read, pread64, readv) by machine.
 _READS = {"x86_64": {0, 17, 19}, "aarch64": {63, 67, 65}}
 
 
 def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
-    """Sample a rank twice, and write the result.
+    """Look at a rank for a second or two, and write the result.
 
     Args:
         rank: The rank.
@@ -39,16 +43,17 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     """
     folder = os.environ["MPIDIST_RUN_DIR"]
     began = time.monotonic()
-    before = _threads(pid)
-    stacks = [_stacks(rank, pid, folder, stacks_signal)]
-    time.sleep(max(began + _PERIOD_S - time.monotonic(), 0.0))
-    after, passed_s = _threads(pid), time.monotonic() - began
-    stacks.append(_stacks(rank, pid, folder, stacks_signal))
-    for tid, thread in after.items():
-        ticks = thread.pop("ticks")
-        earlier = before.get(tid, {"ticks": ticks})["ticks"]
-        thread["busy"] = (ticks - earlier) * _TICK_S / passed_s
+    threads, processes = _threads(pid), _descendants(pid)
+    stacks = _answered_stacks(os.path.join(folder, f"stacks-{rank}.json"), number)
+    has_handler = bool(int(_status(pid).get("SigCgt", "0"), 16) >> (stacks_signal - 1) & 1)
+    if not stacks and has_handler:  # otherwise the signal would have no effect
+        path = os.path.join(folder, f"stacks-{rank}.txt")
+        for _ in range(_SIGNALS):
+            stacks += _signalled_stacks(path, pid, stacks_signal)
+            time.sleep(_PERIOD_S)
+    passed_s = time.monotonic() - began
     status = _status(pid)
+    now = _threads(pid)
     record = {
         "number": number,
         "rank": int(rank),
@@ -59,10 +64,10 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
         "tracer": int(status.get("TracerPid", "0")),
         "swapped_kib": int(status.get("VmSwap", "0").split()[0]),
         "resident_kib": int(status.get("VmRSS", "0").split()[0]),
-        "threads": after,
-        "has_handler": bool(_caught(pid) >> (stacks_signal - 1) & 1),
-        "file": _read_file(pid, after.get(str(pid), {})),
-        "children": _children(pid),
+        "threads": _since(threads, now, passed_s),
+        "children": _since(processes, _descendants(pid), passed_s),
+        "has_handler": has_handler,
+        "file": _read_file(pid, now.get(str(pid), {})),
         "stacks": stacks,
     }
     path = os.path.join(folder, f"look-{rank}.json")
@@ -73,44 +78,88 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
 
 def _threads(pid: int) -> dict[str, dict[str, Any]]:
     """Return facts on each thread of a process, by the thread's id."""
+    found = {tid: _task(f"/proc/{pid}/task/{tid}") for tid in _listed(f"/proc/{pid}/task")}
+    return {tid: facts for tid, facts in found.items() if facts}
+
+
+def _descendants(pid: int) -> dict[str, dict[str, Any]]:
+    """Return facts on each descendant of a process, by its process id."""
     found: dict[str, dict[str, Any]] = {}
-    for tid in _listed(f"/proc/{pid}/task"):
-        place = f"/proc/{pid}/task/{tid}"
-        name, _, rest = _read(f"{place}/stat").rpartition(")")
-        fields = rest.split()
-        if len(fields) > 12:
-            found[tid] = {
-                "name": name.partition("(")[2],
-                "state": fields[0],
-                "ticks": int(fields[11]) + int(fields[12]),  # user and system time, proc(5)
-                "waits_in": _read(f"{place}/wchan"),
-                "call": _read(f"{place}/syscall"),
-            }
+    queue = [str(pid)]
+    while queue:
+        parent = queue.pop()
+        for tid in _listed(f"/proc/{parent}/task"):
+            for child in _read(f"/proc/{parent}/task/{tid}/children").split():
+                facts = _task(f"/proc/{child}")
+                if facts:
+                    found[child] = facts
+                    queue.append(child)
     return found
 
 
-def _stacks(rank: str, pid: int, folder: str, number: int) -> str:
-    """Return the stacks that the rank writes on a signal; "" if it cannot."""
-    path = os.path.join(folder, f"stacks-{rank}.txt")
-    if not _caught(pid) >> (number - 1) & 1:  # the signal would end the process
-        return ""
+def _task(place: str) -> dict[str, Any]:
+    """Return facts on a process or thread from its folder in /proc; {} if it has ended."""
+    name, _, rest = _read(f"{place}/stat").rpartition(")")
+    fields = rest.split()
+    if len(fields) <= 12:
+        return {}
+    status = _read(f"{place}/status")
+    return {
+        "name": name.partition("(")[2],
+        "state": fields[0],
+        "ticks": int(fields[11]) + int(fields[12]),  # user and system time, proc(5)
+        "wakes": int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]),
+        "waits_in": _read(f"{place}/wchan"),
+        "call": _read(f"{place}/syscall"),
+    }
+
+
+def _since(
+    before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], passed_s: float
+) -> dict[str, dict[str, Any]]:
+    """Return facts with the part of a core that was used since, and the number of wakes."""
+    for name, facts in now.items():
+        earlier = before.get(name, facts)
+        facts["busy"] = (facts["ticks"] - earlier["ticks"]) * _TICK_S / passed_s
+        facts["wakes"] -= earlier["wakes"]
+    return now
+
+
+def _answered_stacks(path: str, number: int) -> list[list[list[tuple[str, int, str]]]]:
+    """Return the samples of stacks that a thread of the rank writes; [] if it does not."""
+    deadline = time.monotonic() + _ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        try:
+            answer = json.loads(_read(path) or "{}")
+        except ValueError:
+            continue
+        if answer.get("number") == number:
+            samples: list[list[list[tuple[str, int, str]]]] = answer["samples"]
+            return samples
+    return []
+
+
+def _signalled_stacks(path: str, pid: int, number: int) -> list[list[list[tuple[str, int, str]]]]:
+    """Return the stacks that faulthandler writes on a signal, as a sample; [] if it does not."""
     try:
         os.truncate(path, 0)
         os.kill(pid, number)
     except OSError:
-        return ""
-    text, deadline = "", time.monotonic() + _STACKS_S
+        return []
+    text, deadline = "", time.monotonic() + _PERIOD_S
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         last, text = text, _read(path)
         if text and text == last:
             break
-    return text
-
-
-def _caught(pid: int) -> int:
-    """Return the signals that a process handles, as bits; see proc(5)."""
-    return int(_status(pid).get("SigCgt", "0"), 16)
+    sample: list[list[tuple[str, int, str]]] = []
+    for line in text.splitlines():
+        if _THREAD.fullmatch(line):
+            sample.append([])
+        elif sample and (found := _FRAME.fullmatch(line)):
+            sample[-1].append((found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
+    return [sample] if sample else []
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -120,26 +169,18 @@ def _status(pid: int) -> dict[str, str]:
 
 def _read_file(pid: int, main: dict[str, Any]) -> str:
     """Return the file or pipe from which the main thread reads; "" if it does not read."""
-    number, *arguments = str(main.get("call", "")).split() or [""]
-    if not number.isdigit() or int(number) not in _READS.get(platform.machine(), ()):
+    if _call(main) not in _READS.get(platform.machine(), ()):
         return ""
     try:
-        return os.readlink(f"/proc/{pid}/fd/{int(arguments[0], 16)}")
+        return os.readlink(f"/proc/{pid}/fd/{int(main['call'].split()[1], 16)}")
     except (OSError, ValueError, IndexError):
         return ""
 
 
-def _children(pid: int) -> list[dict[str, object]]:
-    """Return the children of a process."""
-    found: list[dict[str, object]] = []
-    for tid in _listed(f"/proc/{pid}/task"):
-        for child in _read(f"/proc/{pid}/task/{tid}/children").split():
-            name, _, rest = _read(f"/proc/{child}/stat").rpartition(")")
-            if rest:
-                found.append(
-                    {"pid": int(child), "name": name.partition("(")[2], "state": rest.split()[0]}
-                )
-    return found
+def _call(thread: dict[str, Any]) -> int:
+    """Return the number of the system call in which a thread is; -1 if it is in none."""
+    number = thread.get("call", "").partition(" ")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def _listed(folder: str) -> list[str]:

@@ -10,8 +10,9 @@ File                       Written by              When
 ``operations-<r>.ring``,   the runtime             each operation of a group; see
 ``operations-<r>.jsonl``                           :mod:`mpidist.recorder`
 ``look.json``              whoever asks            to look at the ranks
-``look-<r>.json``          the wrapper             it has looked
-``stacks-<r>.txt``         the rank                in a look: the stacks of its threads
+``look-<r>.json``          the wrapper             in a look: threads, children, stacks
+``stacks-<r>.json``,       the runner              in a look: the stacks of its threads;
+``stacks-<r>.txt``                                 by faulthandler while C code has the GIL
 ``stall.json``             the runtime             an operation waits for MPIDIST_STALL_S
 ``exit-<r>.json``          the wrapper             the rank has ended
 ``end.json``               ``mpidist run``         the job is over
@@ -40,7 +41,7 @@ _FIELDS = {
 }
 _RECORD = re.compile(r"(rank|failure|exit|state|look)-(\d+)\.json")
 _OTHER = re.compile(
-    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|txt)|(job|look|stall|end)\.json"
+    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|json|txt)|(job|look|stall|end)\.json"
 )
 
 
@@ -96,6 +97,8 @@ def read_records(folder: Path, kind: str, *, strict: bool = False) -> Records:
             except (OSError, ValueError) as error:
                 if strict:
                     raise
+                if isinstance(error, FileNotFoundError):  # the job has ended
+                    continue
                 _warn_once(f"the record {path} is ignored: {error}")
     except FileNotFoundError:
         pass

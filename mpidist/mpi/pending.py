@@ -137,19 +137,21 @@ class WatchedCall:
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait for other tasks that is no operation of a group.
+    """A wait for other ranks, as ``mpidist doctor --hang`` gets it.
 
     Attributes:
         what: The wait, in words.
         tasks: The tasks that can end it, such as ``"worker 1"``; () if they are not known.
         since: Its start, in seconds since the epoch.
         slot: Place of an operation of a group in the flight recorder; 0 for other waits.
+        is_call: Whether it is a call of a group.
     """
 
     what: str
     tasks: tuple[str, ...]
     since: float
     slot: int = 0
+    is_call: bool = False
 
 
 waits: dict[int, Wait] = {}
@@ -163,16 +165,18 @@ def waiting_for(what: str, tasks: Iterable[str] = (), since: float | None = None
     It is for waits that last: an entry costs a microsecond, and is shown after one second.
 
     Args:
-        what: The wait, in words that follow "waits for".
+        what: The wait, in words that follow "waits for". The report knows two texts: the main
+            thread of a server waits for "requests", and the wait for "the reply to" a call counts
+            only if the rank has registered no other.
         tasks: The tasks that can end it, each as job and index, such as ``"worker 1"``.
         since: Start of the wait, in seconds since the epoch; by default now.
     """
     wait = Wait(what, tuple(tasks), time.time() if since is None else since)
-    waits[id(wait)] = wait
     try:
+        waits[id(wait)] = wait
         yield
     finally:
-        del waits[id(wait)]
+        waits.pop(id(wait), None)
 
 
 @contextmanager

@@ -139,7 +139,9 @@ class Watchdog:
     def _write_state(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         at = time.time()
         shown = [
-            Wait(operation.describe(), _expected(operation), at - (now - since), operation.slot)
+            Wait(
+                operation.describe(), _expected(operation), at - (now - since), operation.slot, True
+            )
             for operation, since in pending
         ]
         shown += list(waits.values())

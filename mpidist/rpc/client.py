@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from mpidist.errors import (
     UnavailableError,
     from_code,
 )
+from mpidist.mpi import waiting_for
 from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import as_bytes
@@ -77,6 +79,7 @@ class Call(Work):
         limit_s: Time limit in seconds.
 
     Attributes:
+        address: As given.
         nbytes: Size of the request.
         flow: The flow of the receiver; an empty flow before the request is submitted.
         in_flight: True once the request has credit, so that it may be sent.
@@ -99,7 +102,7 @@ class Call(Work):
         super().__init__("", client.wait)
         message.id = next(_ids)
         self._client = client
-        self._address = address
+        self.address = address
         self._limit_s = limit_s
         now = time.monotonic()
         self.deadline = now + limit_s
@@ -113,7 +116,7 @@ class Call(Work):
     @property
     def name(self) -> str:
         """The method and the receiver."""
-        return f"{self.message.method} to {self._address}"
+        return f"{self.message.method} to {self.address}"
 
     def is_completed(self) -> bool:
         """Return True once the call has ended. After its deadline, this method ends the call."""
@@ -130,7 +133,7 @@ class Call(Work):
             loss: Why the peer cannot reply, if it cannot.
             now: Time of ``time.monotonic()``.
         """
-        text = f"no reply to {self.message.method} from {self._address}"
+        text = f"no reply to {self.message.method} from {self.address}"
         if loss is not None:
             return UnavailableError(f"{text}: {loss}")
         if now >= self.deadline:
@@ -282,44 +285,84 @@ class Client:
             self._fail(call, error)
 
     def wait(self, work: Any, deadline: float) -> None:
-        """Wait for the reply to a call, as the ``drive`` of its Work."""
+        """Wait for the reply to a call, as the ``drive`` of its Work.
+
+        A wait of more than half a second is registered for ``mpidist doctor --hang``. Callers that
+        know more than the method wait in shorter slices, and register the whole wait themselves.
+        """
         call: Call = work
-        while True:
-            now = time.monotonic()
-            # Other calls fail at their deadline.
-            if call.deadline == float("inf") and now >= call.report_at:
-                call.report_at = float("inf")
-                logger.warning(
-                    "waiting for %.3g s for the reply to %s; the peer is busy, stuck, or waits "
-                    "for others itself",
-                    config.stall_s,
-                    call.name,
-                )
-            self.run_until(call, min(deadline, call.deadline, now + _PEER_CHECK_PERIOD_S))
-            if call.is_completed():
-                return
-            now = time.monotonic()
-            self.check(call, now)
-            if now >= deadline or call.is_completed():
-                return
+        began = time.monotonic()
+        if self._wait_once(call, deadline, began):
+            return
+        with self._registered(f"the reply to {call.message.method}", [call], began):
+            while not self._wait_once(call, deadline, time.monotonic()):
+                pass
+
+    def _wait_once(self, call: Call, deadline: float, now: float) -> bool:
+        """Wait until the next check of the peer. Return True if the wait is over."""
+        # Other calls fail at their deadline.
+        if call.deadline == float("inf") and now >= call.report_at:
+            call.report_at = float("inf")
+            logger.warning(
+                "waiting for %.3g s for the reply to %s; the peer is busy, stuck, or waits "
+                "for others itself",
+                config.stall_s,
+                call.name,
+            )
+        self.run_until(call, min(deadline, call.deadline, now + _PEER_CHECK_PERIOD_S))
+        if call.is_completed():
+            return True
+        now = time.monotonic()
+        self.check(call, now)
+        return now >= deadline or call.is_completed()
+
+    def _registered(
+        self, awaited: str, calls: Sequence[Call], began: float
+    ) -> AbstractContextManager[None]:
+        """Register a wait for replies; see :func:`mpidist.mpi.waiting_for`.
+
+        Args:
+            awaited: The wait, without the receivers of the calls.
+            calls: The calls.
+            began: Start of the wait, on the clock of ``time.monotonic()``.
+        """
+        since = time.time() - (time.monotonic() - began)
+        transport = self._transport
+        if transport.protocol == "mpi":
+            tasks = [transport.process_of(call.message.peer) for call in calls]
+        else:
+            tasks = []
+        peers = dict.fromkeys(tasks or [str(call.address) for call in calls])
+        if peers:
+            awaited += f" from {', '.join(peers)}"
+        return waiting_for(awaited, dict.fromkeys(tasks), since)
 
     def wait_for_calls(self, work: Work, deadline: float) -> None:
         """Wait for a Work that callbacks of calls complete, as its ``drive``.
 
         Calls past their deadlines and calls to lost peers end here.
         """
-        while not work.is_completed():
-            calls = list(self._pending.values())
-            now = time.monotonic()
-            self.run_until(
-                work,
-                min([deadline, now + _PEER_CHECK_PERIOD_S, *[call.deadline for call in calls]]),
-            )
-            now = time.monotonic()
-            for call in calls:
-                self.check(call, now)
-            if now >= deadline:
-                return
+        began = time.monotonic()
+        if self._wait_for_calls_once(work, deadline, began):
+            return
+        calls = list(self._pending.values())
+        with self._registered(work.name, calls, began):
+            while not self._wait_for_calls_once(work, deadline, time.monotonic()):
+                pass
+
+    def _wait_for_calls_once(self, work: Work, deadline: float, now: float) -> bool:
+        """Wait until the next check of all peers. Return True if the wait is over."""
+        if work.is_completed():
+            return True
+        calls = list(self._pending.values())
+        self.run_until(
+            work,
+            min([deadline, now + _PEER_CHECK_PERIOD_S, *[call.deadline for call in calls]]),
+        )
+        now = time.monotonic()
+        for call in calls:
+            self.check(call, now)
+        return now >= deadline or work.is_completed()
 
     def run_until(self, work: Work, deadline: float) -> None:
         """Drive the transport until a Work completes or the deadline passes."""

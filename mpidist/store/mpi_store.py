@@ -20,7 +20,7 @@ from mpidist.errors import (
     OpError,
     UnavailableError,
 )
-from mpidist.mpi import World, world
+from mpidist.mpi import World, waiting_for, world
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.rpc.message import Array
 from mpidist.store.operations import ADDS, Entries, execute
@@ -35,6 +35,11 @@ _FIRST_NUMBER = 1 << 30
 
 # Longest time that a server needs for an answer, beyond the time that it waits for a key.
 _ANSWER_S = 10.0
+
+# The wait for a call registers itself after 0.5 s without a break, and names the serving rank.
+# A store knows that another rank must set the key.
+_SLICE_S = 0.4
+_MOST_KEYS = 4  # named for a wait
 
 _CANCELLED = b"cancelled"  # body of the reply to a request that waited for its keys in vain
 
@@ -116,6 +121,20 @@ class MPIStore(Store):
         if self._closed:
             raise DistStoreError(f"{self._here()} is closed")
 
+    def _block(self, work: Work, operation: str, keys: Sequence[str], deadline: float) -> None:
+        """Wait for the reply to a call. Register the wait if it lasts."""
+        work.block(min(time.monotonic() + _SLICE_S, deadline))
+        if work.is_completed() or time.monotonic() >= deadline:
+            return
+        tasks = [f"rank {self._rank}"]
+        awaited = f"the store of {tasks[0]}"
+        if operation in ("get", "pop", "wait"):  # the rank that sets the key is not known
+            named = ", ".join([repr(key) for key in keys[:_MOST_KEYS]])
+            awaited, tasks = f"key {named} of {awaited}", []
+        with waiting_for(awaited, tasks, time.time() - _SLICE_S):
+            while not work.is_completed() and time.monotonic() < deadline:
+                work.block(min(time.monotonic() + _SLICE_S, deadline))
+
     def _execute(
         self, operation: str, keys: Sequence[str], values: Sequence[bytes], limit_s: float
     ) -> list[bytes] | None:
@@ -126,7 +145,7 @@ class MPIStore(Store):
         try:
             work = self._call("Execute", header, longest_s, _as_buffers(values))
             try:
-                work.block(time.monotonic() + limit_s)
+                self._block(work, operation, keys, time.monotonic() + limit_s)
             finally:
                 if not work.is_completed():
                     # The server answers the first call in any case, with a value if it had one, so

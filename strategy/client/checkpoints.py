@@ -14,11 +14,13 @@ import numpy as np
 
 from mpidist import Work, errors, gather_works
 from mpidist.config import config as settings
+from mpidist.mpi import waiting_for
 from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.cut import Key, targets_of
 from strategy.client.changes import slices_of
-from strategy.client.connection import LOOK_S, Connection
+from strategy.client.connection import Connection
 from strategy.client.pull import RemoteVariable
+from strategy.client.waits import LOOK_S
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.cluster import Host, workers_of
 from strategy.protocol.partition import Origin, origin_of
@@ -110,7 +112,9 @@ class CheckpointClient:
         # The chief may need any time for its restore. If the chief dies, the job ends.
         timeout = settings.call_timeout_s if index is None else math.inf
         work = first.start("AwaitRestore", asked, timeout=timeout)
-        self._watch_chief(work, path)
+        job, task = workers_of(self._host.cluster_spec)[0]
+        with waiting_for(f"the chief to restore {path!r}", [f"{job} {task}"]):
+            self._watch_chief(work, path)
         try:
             work.wait()
         except errors.DeadlineExceededError as error:

@@ -19,9 +19,10 @@ from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
 from strategy.client.changes import Change, arrays_of, entries_of, messages_of
 from strategy.client.pull import RemoteVariable
+from strategy.client.waits import block
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.protocol.cluster import Host
+from strategy.protocol.cluster import Host, workers_of
 from strategy.protocol.layout import Layout, RmaShardView, ShardView
 from strategy.protocol.partition import Origin
 from strategy.protocol.push_message import PushMessage, unpack_reply
@@ -169,9 +170,6 @@ def shard_view(
 
 _MAX_PUSHES = 16  # pushes in flight
 
-LOOK_S = 1.0
-"""Seconds between two checks whether the other processes of a wait are alive."""
-
 
 class Connection:
     """The connection of a worker's strategy to one ps task.
@@ -188,6 +186,7 @@ class Connection:
     Attributes:
         address: Address of the endpoint of the ps task.
         index: Index of the ps task.
+        task: Name of the ps task, as in ``"ps 0"``.
         number: Number of this connection on the server.
         strategy: Name of the strategy.
         metrics: The metrics of the worker.
@@ -217,6 +216,7 @@ class Connection:
         self._host = host
         self.address = host.task_address("ps", index)
         self.index = index
+        self.task = f"ps {index}"
         self._worker = worker
         self.metrics = task_metrics(host.job_name, host.task_index)
         self._transport = transport
@@ -231,6 +231,7 @@ class Connection:
         self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._dropped: deque[int] = deque()  # rules of optimizers that no longer exist
         self._sequence = 0
+        self._decision: Decision | None = None  # of the last push
         self._closed = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
@@ -292,13 +293,16 @@ class Connection:
         """Tell the directory that this strategy could not create any part of a variable."""
         self.call("Undefine", pb.Definition(name=name, connection=self.number))
 
-    def create(self, name: str, layout: Layout, origin: Origin) -> tuple[RemoteVariable, bool]:
+    def create(
+        self, name: str, layout: Layout, origin: Origin, definer: int
+    ) -> tuple[RemoteVariable, bool]:
         """Create a variable, or find the variable if another worker has created it.
 
         Args:
             name: Name of the variable, or of a part of one.
             layout: Shape and dtype.
             origin: The whole variable, and the part of it.
+            definer: Index of the worker that has defined the variable.
 
         Returns:
             The variable, and True if this worker must push the initial value.
@@ -319,7 +323,14 @@ class Connection:
             whole=part.whole,
             part=pb.PartOf(axis=part.axis, start=part.start, stop=part.stop),
         )
-        reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
+
+        def describe() -> tuple[str, list[str]]:
+            tasks = [self.task] if definer == self._worker else self.worker_tasks([definer])
+            return f"the initial value of variable {name!r}", tasks
+
+        work = self.start("CreateVariable", asked)
+        block([work], describe)
+        reply = pb.CreateReply.FromString(work.result().body)
         try:
             shared = shard_view(self._host, self.index, self._transport, layout, reply)
         except errors.FailedPreconditionError:
@@ -359,6 +370,11 @@ class Connection:
     def sequence(self) -> int:
         """Sequence number of the last push."""
         return self._sequence
+
+    def worker_tasks(self, workers: Sequence[int]) -> list[str]:
+        """Return the names of the tasks of workers, as in ``"worker 1"``, by their indices."""
+        tasks = workers_of(self._host.cluster_spec)
+        return [f"{tasks[worker][0]} {tasks[worker][1]}" for worker in workers]
 
     def push(
         self,
@@ -405,6 +421,7 @@ class Connection:
             self._wait_for_credit(last)  # an interrupt up to here leaves no gap in the sequence
             try:
                 self._sequence = push.sequence = self._sequence + 1
+                self._decision = decision
                 push.sent = sent or self._clock()
                 call = self._send("Push", push.pack(), last)
             except BaseException:  # Ctrl-C: the push may have been sent
@@ -488,8 +505,7 @@ class Connection:
             with self._pushing:
                 waiting = list(self._under_way)
             with self.metrics.timed("wait for pushes", "waited_s"):
-                for work in waiting:
-                    work.block(float("inf"))
+                block(waiting, self._describe_pushes)
             # Remove the pushes after the wait, since other threads may wait for them, too. Keep
             # pushes that were sent meanwhile: their errors have not been raised.
             with self._pushing:
@@ -517,13 +533,23 @@ class Connection:
             sent.popleft()
         left = settings.credit_bytes // 2 - sum([array.nbytes for array in arrays])
         while sent and sum([nbytes for _, nbytes in sent]) > left:
-            sent[0][0].block(float("inf"))
+            block([sent[0][0]], self._describe_pushes)
             sent.popleft()
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
         while len(self._under_way) >= _MAX_PUSHES:
-            self._under_way.pop(0).wait()
+            earliest = self._under_way.pop(0)
+            block([earliest], self._describe_pushes)
+            earliest.wait()
+
+    def _describe_pushes(self) -> tuple[str, list[str]]:
+        """Describe a wait for pushes. The pushes of a step also need those of the other members."""
+        decision, pushes = self._decision, f"pushes of strategy {self.strategy!r}"
+        if decision is None:
+            return f"{self.task} to apply {pushes}", [self.task]
+        others = self.worker_tasks([one for one in decision.members if one != self._worker])
+        return f"{self.task} to apply {pushes} up to step {decision.step}", [self.task, *others]
 
 
 def _applied(reply: Reply, remotes: Sequence[RemoteVariable]) -> PushResult:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Work
+from strategy.client.waits import block
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.layout import Layout, RmaShardView, ShardView
 from strategy.protocol.partition import Origin
@@ -147,9 +148,10 @@ def _pull_by_message(pulls: Sequence[tuple[RemoteVariable, Array, Array | None]]
         for remote, out in large:
             remote.seen = remote.known = read_in_pieces(remote, out)
         for remote, work in asked:
-            remote.seen = remote.known = work.result()
+            remote.seen = remote.known = _result(work, remote)
         for wanted, work in together:
-            for (remote, _), version in zip(wanted, work.result(), strict=True):
+            versions = _result(work, wanted[0][0])
+            for (remote, _), version in zip(wanted, versions, strict=True):
                 remote.seen = remote.known = version
 
 
@@ -210,7 +212,7 @@ def read_in_pieces(remote: RemoteVariable, out: Array) -> int:
         version = _read_pieces(remote, out.reshape(-1))
         if version is not None:
             return version
-    whole: int = request(remote, out).result()
+    whole: int = _result(request(remote, out), remote)
     return whole
 
 
@@ -225,15 +227,22 @@ def _read_pieces(remote: RemoteVariable, flat: Array) -> int | None:
             part = pb.ReadRequest(variable=remote.number, start=start, stop=start + piece.size)
             asked.append(remote.connection.start("Read", part, into=(piece,)).then(_version))
             if len(asked) > _AHEAD:
-                versions.add(asked.popleft().result())
+                versions.add(_result(asked.popleft(), remote))
             if len(versions) > 1:
                 break
         while asked:
-            versions.add(asked.popleft().result())
+            versions.add(_result(asked.popleft(), remote))
     finally:
         for work in asked:  # late replies would still be written into the array
             work.block(float("inf"))
     return versions.pop() if len(versions) == 1 else None
+
+
+def _result(work: Work, remote: RemoteVariable) -> Any:
+    """Return the result of a request for a variable. Register the wait if it lasts."""
+    task = remote.connection.task
+    block([work], lambda: (f"variable {remote.name!r} from {task}", [task]))
+    return work.result()
 
 
 def _version(reply: Reply) -> int:

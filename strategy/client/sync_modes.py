@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args
 from mpidist import Reply, Work, errors
 from mpidist.config import config as settings
 from mpidist.errors import did_you_mean
+from mpidist.mpi import waiting_for
 from strategy.client.changes import Change
-from strategy.client.connection import LOOK_S, Connection, push_all
+from strategy.client.connection import Connection, push_all
+from strategy.client.waits import LOOK_S, block
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.checks import whole_number
 from strategy.protocol.rounds import Decision
@@ -82,16 +84,13 @@ class SyncMode(ABC):
         return work.result()
 
     def _wait_for_others(self, work: Work) -> None:
-        since = time.monotonic()
+        since, began = time.monotonic(), time.time()
+        period = min(LOOK_S, settings.stall_s)
         said = False
+        work.block(since + period)  # most waits end here
+        names = [] if work.is_completed() else self._missing()
         while not work.is_completed():
-            work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
-            if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
-                continue
-            names = self._missing()
-            if said or time.monotonic() < since + settings.stall_s:
-                continue
-            if not work.is_completed() and names:
+            if not said and names and time.monotonic() >= since + settings.stall_s:
                 said = True
                 logger.warning(
                     "worker %d has waited %.3g s at its step %d for worker %s, which makes no "
@@ -102,11 +101,19 @@ class SyncMode(ABC):
                     ", ".join(map(str, names)),
                     self._first.strategy,
                 )
+            with waiting_for(self._awaited(), self._first.worker_tasks(names), began):
+                work.block(time.monotonic() + period)
+                if not work.is_completed():
+                    names = self._missing()
 
-    def _missing(self) -> Sequence[int]:
+    def _awaited(self) -> str:
+        """Describe the wait for other workers."""
+        return f"step {self._steps} of strategy {self._first.strategy!r}"
+
+    def _missing(self) -> list[int]:
         """Return the workers for which others wait. Ends the waits for workers that have left."""
         reply = self._first.call("Missing", pb.AttachReply(connection=self._first.number))
-        return pb.MissingReply.FromString(reply.body).workers
+        return list(pb.MissingReply.FromString(reply.body).workers)
 
 
 class Asynchronous(SyncMode):
@@ -215,6 +222,9 @@ class Synchronous(SyncMode):
             connection.start(method, pb.AwaitRequest(connection=connection.number, step=step))
             for connection in self._connections
         ]
+        tasks = [connection.task for connection in self._connections]
+        awaited = f"the steps before step {step} of strategy {self._first.strategy!r}"
+        block(works, lambda: (awaited, tasks))
         for work in works:
             work.wait()
 
@@ -227,7 +237,8 @@ class StaleSynchronous(SyncMode):
         with self._turn:
             self._check_here()
             work = push_all(changes)
-            work.block(float("inf"))  # the clock counts pushes that were applied or have failed
+            # The clock counts pushes that were applied or have failed.
+            block([work], lambda: self._describe_push(changes))
             self._tick()
             return work
 
@@ -237,6 +248,14 @@ class StaleSynchronous(SyncMode):
             self._check_here()
             self._tick()
             return _nothing()
+
+    def _describe_push(self, changes: Sequence[Change]) -> tuple[str, list[str]]:
+        tasks = list(dict.fromkeys(change.connection.task for change in changes))
+        push = f"the push of step {self._steps} of strategy {self._first.strategy!r}"
+        return f"{', '.join(tasks)} to apply {push}", tasks
+
+    def _awaited(self) -> str:
+        return f"the slowest workers of strategy {self._first.strategy!r}, to begin its next step"
 
     def _tick(self) -> None:
         self._steps += 1

@@ -11,6 +11,8 @@ from dataservice.proto import dataservice_pb2 as pb
 class FakeRequest:
     """A request that records its reply: the body and the elements, or the error."""
 
+    process = "rank 1"
+
     def __init__(self):
         self.body = None
         self.elements = []

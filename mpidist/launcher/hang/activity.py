@@ -20,7 +20,9 @@ _LIBRARIES = tuple(
     os.path.join(os.path.realpath(sysconfig.get_path(name)), "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_BUSY = 0.5  # part of a core
+# Parts of a core. On a loaded machine, a thread that computes gets little; others use none.
+_BUSY, _LITTLE = 0.3, 0.05
+_WAKES = 3  # within a second or two
 _SHARE_SWAPPED = 0.5
 _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "pydevd.py")
 # Methods of mpi4py that wait for other ranks.
@@ -34,7 +36,8 @@ _SLEEPS = ("hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep")
 _CHILD = ("do_wait", "kernel_wait4", "do_wait_pid")
 _PIPE = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner")
 _POLL = ("poll", "select", "epoll")
-_SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait")
+_SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait", "wait_woken")
+_FILE_LOCK = ("lock_inode_wait", "flock", "fcntl_setlk")
 _DISK = ("rpc_wait", "nfs", "folio_wait", "io_schedule", "lustre", "fuse", "cl_", "jbd2")
 
 
@@ -49,11 +52,13 @@ class Activity:
             ``"failed"`` or ``"unknown"``.
         text: The activity in words, which follow the name of the rank.
         frame: The line of the script, or None.
+        is_of_helper: Whether the main thread waits for a thread or process that computes.
     """
 
     kind: str
     text: str
     frame: Frame | None = None
+    is_of_helper: bool = False
 
 
 def is_ours(frame: Frame) -> bool:
@@ -109,9 +114,15 @@ def activity_of(rank: Rank) -> Activity:
     activity = _by_kernel(rank, frame, "")
     call = None if frame is None or inner else _call_of_mpi(frame)
     # Calls of MPI poll. Other methods of these names, such as recv of a socket, wait in the kernel.
-    if call is not None and (activity.kind in ("computing", "sleeping") or _polls(look)):
+    if call is not None and (activity.kind == "computing" or _polls(look)):
         return Activity("mpi", f"is in {call}{where}", frame)
     return activity
+
+
+def is_busy(rank: Rank) -> bool:
+    """Return whether a thread of a rank computes."""
+    threads = {} if rank.look is None else rank.look["threads"]
+    return any(thread["busy"] > _LITTLE for thread in threads.values())
 
 
 def place(frame: Frame) -> str:
@@ -134,29 +145,45 @@ def _ended(record: Mapping[str, Any]) -> Activity:
 def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
     """Return the activity of a thread that is not in a call of ours, nor of mpi4py."""
     assert rank.look is not None
-    main = rank.look["threads"].get(str(rank.look["pid"]), {})
-    waits_in, busy = main.get("waits_in", ""), main.get("busy", 0.0)
+    main = _main_thread(rank.look)
+    busy: float = main.get("busy", 0.0)
     at = f" at {place(frame)}" if frame is not None else f" ({note})" if note else ""
-    children = [f"{child['name']} ({child['pid']})" for child in rank.look["children"]]
     if rank.look["swapped_kib"] > _SHARE_SWAPPED * max(rank.look["resident_kib"], 1):
         return Activity("swapped", f"is mostly swapped out, so that it hardly runs{at}", frame)
     if busy > _BUSY or main.get("state") == "R":
         return Activity(
             "computing", f"runs code{at}, and uses {min(busy, 1.0):.0%} of a core", frame
         )
+    blocked = _blocked_in(rank.look, main, at, frame)
+    if blocked.kind in ("lock", "child", "socket", "file"):
+        helpers = [*rank.look["threads"].values(), *rank.look["children"].values()]
+        if any(helper["busy"] > _LITTLE or helper["state"] == "R" for helper in helpers):
+            text = f"waits for a thread or a child process that computes,{at}"
+            return Activity("computing", text, frame, is_of_helper=True)
+        if main.get("wakes", 0) > _WAKES:
+            return Activity("sleeping", f"wakes up and waits again{at}", frame)
+    return blocked
+
+
+def _blocked_in(
+    look: Mapping[str, Any], main: Mapping[str, Any], at: str, frame: Frame | None
+) -> Activity:
+    """Return the activity of a thread that waits in the kernel."""
+    waits_in: str = main.get("waits_in", "")
+    children = [f"{child['name']} ({pid})" for pid, child in look["children"].items()]
     if waits_in.startswith(_SLEEPS):
         return Activity("sleeping", f"sleeps{at}", frame)
     if waits_in.startswith(_CHILD) or (children and any(word in waits_in for word in _POLL)):
         return Activity("child", f"waits for a child process, {', '.join(children)},{at}", frame)
     if waits_in.startswith("wait_for_partner"):
-        return Activity(
-            "file", f"opens a FIFO that no process has opened on the other side,{at}", frame
-        )
-    if rank.look["file"] or waits_in.startswith(_PIPE):
-        what = rank.look["file"] or "a pipe"
+        return Activity("file", f"opens a FIFO that no other process has opened,{at}", frame)
+    if look["file"] or waits_in.startswith(_PIPE):
+        what = look["file"] or "a pipe"
         return Activity("file", f"reads or writes {what} and gets no answer,{at}", frame)
     if main.get("state") == "D" or any(word in waits_in for word in _DISK):
         return Activity("file", f"waits for a disk or a file server (in {waits_in}){at}", frame)
+    if any(word in waits_in for word in _FILE_LOCK):
+        return Activity("lock", f"waits for the lock of a file{at}", frame)
     if waits_in.startswith("futex"):
         return Activity("lock", f"waits for a lock, a queue or another thread{at}", frame)
     if any(word in waits_in for word in (*_SOCKET, *_POLL)):
@@ -164,10 +191,14 @@ def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
     return Activity("unknown", f"waits in {waits_in or 'an unknown call'} of the kernel{at}", frame)
 
 
+def _main_thread(look: Mapping[str, Any]) -> Mapping[str, Any]:
+    thread: Mapping[str, Any] = look["threads"].get(str(look["pid"]), {})
+    return thread
+
+
 def _polls(look: Mapping[str, Any]) -> bool:
     """Return whether the main thread waits for several connections."""
-    main = look["threads"].get(str(look["pid"]), {})
-    return any(word in main.get("waits_in", "") for word in _POLL)
+    return any(word in _main_thread(look).get("waits_in", "") for word in _POLL)
 
 
 def _call_of_mpi(frame: Frame) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mpidist.launcher.hang.activity import activity_of
+from mpidist.launcher.hang.activity import activity_of, is_busy
 from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
 from mpidist.recorder import Entry
 
@@ -23,7 +23,9 @@ _FIRM = ("failed", "ended", "stopped", "debugger", "file", "lock", "child", "soc
 _SOFT = ("swapped", "sleeping", "computing")
 _RECEIVES = re.compile(r"is in \w+\.[Rr]ecv\(")
 _SENDS = re.compile(r"is in \w+\.[Ss]?[Ss]end\(")
-_FUNCTION = "the function"  # the beginning of a wait for a function of the user
+# Waits that mpidist.mpi.waiting_for describes.
+_REPLY = "the reply to"
+_FUNCTION = "the function"
 _SERVES = "requests"  # the wait of a task that serves others
 
 
@@ -70,17 +72,25 @@ class Situation:
     Attributes:
         facts: The facts.
         activities: The activity of each rank.
+        moving: The ranks that have made progress in the last second.
         blocked: The waits of each blocked rank.
     """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.activities = {rank.rank: activity_of(rank) for rank in facts.ranks}
+        self.moving = {rank.rank for rank in facts.ranks if rank.has_moved}
+        # Calls of mpi4py leave no records, but a script that goes on is at changing lines.
+        in_mpi = [rank for rank in facts.ranks if self.activities[rank.rank].kind == "mpi"]
+        if any(len(set(rank.stacks)) > 1 for rank in in_mpi):
+            self.moving |= {rank.rank for rank in in_mpi}
         self._done = {rank.rank: _progress(rank) for rank in facts.ranks}
         self.blocked: dict[int, list[Blocked]] = {}
         for rank in facts.ranks:
-            kind = self.activities[rank.rank].kind
+            activity, kind = self.activities[rank.rank], self.activities[rank.rank].kind
             waits = self._waits_of(rank) if kind in ("waits", "lock", "unknown") else []
+            if activity.is_of_helper:  # the helper may be in a call, which computes while it waits
+                waits = [each for each in self._waits_of(rank) if each.wait.is_call]
             if waits or kind in ("mpi", "start"):
                 self.blocked[rank.rank] = waits
 
@@ -106,14 +116,14 @@ class Situation:
     def serves(self, rank: int) -> bool:
         """Return whether a rank answers the requests of others, and waits for nothing itself."""
         whats = {wait.what for wait in self.facts.ranks[rank].waits}
-        return _SERVES in whats and rank not in self.blocked and self.own_work(rank) is None
+        return _SERVES in whats and rank not in self.blocked
 
-    def own_work(self, rank: int) -> Wait | None:
-        """Return the long work of a rank that others may wait for, such as a user's function."""
-        for wait in self.facts.ranks[rank].waits:
-            if wait.what.startswith(_FUNCTION):
-                return wait
-        return None
+    def is_end(self, rank: int) -> bool:
+        """Return whether a rank waits for no other rank, as far as it is known."""
+        waits = self.blocked.get(rank)
+        if waits is None:
+            return True
+        return bool(waits) and not any(each.wait.is_call or each.wait.ranks for each in waits)
 
     def last_pending(self, rank: int) -> Entry | None:
         """Return the last operation of a rank if it has not ended."""
@@ -123,19 +133,14 @@ class Situation:
 
     def _waits_of(self, rank: Rank) -> list[Blocked]:
         entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
-        serves = any(wait.what == _SERVES for wait in rank.waits)
-        if self.own_work(rank.rank) is not None:
-            return []
-        waits = [
-            wait
-            for wait in rank.waits
-            # Tasks that serve have calls under way that are answered when there is news.
-            if wait.what != _SERVES and not (serves and wait.what.startswith("the reply to"))
-        ]
+        waits = [wait for wait in rank.waits if wait.what != _SERVES]
+        # Servers have calls under way that are answered when there is news.
+        if len(waits) > 1 or len(waits) < len(rank.waits):
+            waits = [wait for wait in waits if not wait.what.startswith(_REPLY)]
         last = self.last_pending(rank.rank)
         if not rank.waits and last is not None:
             # A watchdog that cannot run writes no waits.
-            waits = [Wait(last.call, (), last.start, last.slot)]
+            waits = [Wait(last.call, (), last.start, last.slot, True)]
         found = []
         for wait in waits:
             entry = entries.get(wait.slot) if wait.slot else None
@@ -194,7 +199,7 @@ def find_cause(situation: Situation) -> Cause:
         return Cause("ended", "failed", (rank,), (), (f"{name} has failed first: {reason}",))
     if all(activity.kind == "ended" for activity in situation.activities.values()):
         return Cause("ended", "none")
-    blocked = set(situation.blocked)
+    blocked = {rank for rank in situation.blocked if not situation.is_end(rank)}
     ends: set[int] = set()
     chain = set[int]()  # the blocked ranks from which an end is reached
     loops = set[int]()
@@ -202,7 +207,7 @@ def find_cause(situation: Situation) -> Cause:
         reached, found = _follow(situation, rank)
         ends |= found
         (chain if found else loops).update({rank} | (reached & blocked))
-    moving = {rank.rank for rank in facts.ranks if rank.has_moved}
+    moving = situation.moving
     loops -= chain
     if loops - moving:
         return _without_end(situation, loops - moving)
@@ -220,9 +225,9 @@ def _follow(situation: Situation, start: int) -> tuple[set[int], set[int]]:
     while queue:
         for other in situation.edges(queue.pop()) - reached:
             reached.add(other)
-            if other in situation.blocked:
+            if not situation.is_end(other):
                 queue.append(other)
-    return reached, {rank for rank in reached if rank not in situation.blocked}
+    return reached, {rank for rank in reached if situation.is_end(rank)}
 
 
 def _of_ends(situation: Situation, ends: set[int], waiting: set[int], moving: set[int]) -> Cause:
@@ -235,16 +240,17 @@ def _of_ends(situation: Situation, ends: set[int], waiting: set[int], moving: se
             return Cause("stuck", kind, ranks, others, tuple(_missing(situation, waiting, ranks)))
     if ends & moving:
         return Cause("moving", "none", (), others)
-    working = tuple(sorted(rank for rank in ends if situation.own_work(rank) is not None))
-    if working:
-        return Cause("slow", "waiting", working, others)
+    if held := tuple(sorted(ends & situation.blocked.keys())):
+        whats = [each.wait.what for rank in held for each in situation.blocked[rank]]
+        is_slow = all(what.startswith(_FUNCTION) for what in whats)
+        return Cause("slow" if is_slow else "stuck", "waiting", held, others)
     for kind in _SOFT:
         ranks = tuple(sorted(rank for rank in ends if kinds[rank] == kind))
         if ranks:
             return Cause("slow", kind, ranks, others, tuple(_missing(situation, waiting, ranks)))
-    if all(situation.serves(rank) for rank in ends):
-        return Cause("unknown", "unknown", (), others)
-    return Cause("unknown", "unknown", tuple(sorted(ends)), others)
+    if busy := tuple(sorted(rank for rank in ends if is_busy(situation.facts.ranks[rank]))):
+        return Cause("slow", "computing", busy, others)
+    return Cause("unknown", "waiting", tuple(sorted(ends)), others)
 
 
 def _missing(situation: Situation, waiting: set[int], ranks: tuple[int, ...]) -> list[str]:
@@ -284,14 +290,17 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
             entry = blocked.entry
             if entry is None or entry.sequence:
                 ahead.add(rank)
-            if entry is None or not entry.sequence:
+            if entry is None and not blocked.wait.is_call:
                 continue
             for other in blocked.ranks & cycle:
-                made = situation.calls_made(other, entry.group)
-                behind[other] = (
-                    f"{names[other].name} has made {made} collectives of the group of "
-                    f"{names[rank].name}, which is in number {entry.sequence}"
-                )
+                if entry is None:
+                    behind[other] = f"{names[other].name} is not in {blocked.wait.what}"
+                elif entry.sequence:
+                    behind[other] = (
+                        f"{names[other].name} has made "
+                        f"{situation.calls_made(other, entry.group)} collectives of the group of "
+                        f"{names[rank].name}, which is in number {entry.sequence}"
+                    )
     late = tuple(sorted(behind.keys() - ahead))
     if late:
         others = tuple(rank for rank in waiting if rank not in late)
@@ -300,13 +309,16 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
 
 
 def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
-    """Return the cause if all ranks are in calls of mpi4py with unknown partners."""
+    """Return the cause if all ranks are in calls of mpi4py with unknown partners.
+
+    It is not certain: ranks that exchange messages are in receives most of the time.
+    """
     activities = [situation.activities[rank] for rank in ranks]
     if any(activity.kind != "mpi" for activity in activities):
         return Cause("unknown", "unknown", ranks, ranks)
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):
-            return Cause("stuck", "deadlock", ranks, ranks)
+            return Cause("unknown", "deadlock", ranks, ranks)
     lines = Counter(activity.frame for activity in activities)
     if len(lines) == 1:
         return Cause("unknown", "unknown", ranks, ranks)
@@ -315,7 +327,7 @@ def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
     if most > second:
         pairs = zip(ranks, activities, strict=True)
         at_fault = tuple(rank for rank, activity in pairs if activity.frame != usual)
-    return Cause("stuck", "different_calls", at_fault, ranks)
+    return Cause("unknown", "different_calls", at_fault, ranks)
 
 
 def _different(situation: Situation, loops: set[int]) -> Cause | None:
@@ -405,20 +417,20 @@ def activity_text(situation: Situation, rank: int) -> str:
     activity = situation.activities[rank]
     waits = situation.blocked.get(rank, [])
     if not waits:
-        if (work := situation.own_work(rank)) is not None:
-            return f"is busy with {work.what}"
         last = situation.last_pending(rank)
         if not situation.facts.ranks[rank].is_live and activity.kind == "ended" and last:
             return f"waits in {last.call}{_at(last)}"
         if situation.serves(rank):
-            return "answers requests of other tasks"
+            return f"answers requests{', and computes' * is_busy(situation.facts.ranks[rank])}"
         return activity.text
     blocked = max(waits, key=lambda each: (each.entry is not None, -each.wait.since))
+    if blocked.wait.what.startswith(_FUNCTION):
+        return f"is busy with {blocked.wait.what}"
     where = f" at {activity.frame}" if activity.frame is not None else ""
     if blocked.entry is not None and activity.frame is None:
         where = _at(blocked.entry)
-    is_call = blocked.entry is not None or "group" in blocked.wait.what
-    return f"{'waits in' if is_call else 'waits for'} {blocked.wait.what}{where}"
+    verb = "waits in" if blocked.wait.is_call else "waits for"
+    return f"{verb} {blocked.wait.what}{where}"
 
 
 def _at(entry: Entry) -> str:

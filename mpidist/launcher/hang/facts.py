@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +17,9 @@ from mpidist.launcher.run_folder import is_over, read_records
 from mpidist.recorder import Recording, read_recording
 from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
 
-_ANSWER_S = 4.0  # for the wrappers of the ranks to look
+_ANSWER_S = 5.0  # for the wrappers of the ranks to look
 _STATE_S = 2.2  # for the watchdogs of the ranks to write the waits
 _POLL_S = 0.05
-_THREAD = re.compile(
-    r"^(?:Current thread|Thread) 0x[0-9a-f]+ ?(?:\[.*?\] )?\(most recent call first\):$"
-)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _HIDDEN = (RUNNER_FILE, "<frozen runpy>", "<frozen importlib._bootstrap>")
 
 
@@ -55,12 +50,14 @@ class Wait:
         ranks: The ranks that can end it; () if they are not known.
         since: Its start, in seconds since the epoch.
         slot: Place of an operation in the flight recorder; 0 for other waits.
+        is_call: Whether it is a call of a group.
     """
 
     what: str
     ranks: tuple[int, ...]
     since: float
     slot: int
+    is_call: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Rank:
         recording: Its flight recorder, or None.
         has_moved: Whether it has begun or ended operations, or made steps, in the last second.
         waits: Its waits of more than a second.
-        stacks: The stacks of its main thread, at two moments; () if there are none.
+        stacks: The stacks of its main thread within a second; () if there are none.
         other_threads: The stacks of its other threads.
     """
 
@@ -148,8 +145,9 @@ def gather(folder: Path) -> Facts:
     ranks = []
     for rank, name in enumerate(names):
         recording = read_recording(folder, rank)
-        stacks = [_parse(text) for text in looks.get(rank, {}).get("stacks", [])]
-        mains = tuple(threads[-1] for threads in stacks if threads)
+        samples = looks.get(rank, {}).get("stacks", [])
+        mains = tuple(_stack(threads[-1]) for threads in samples)
+        others = samples[-1][:-1] if samples else ()
         ranks.append(
             Rank(
                 rank,
@@ -163,7 +161,7 @@ def gather(folder: Path) -> Facts:
                 or _steps(metrics.get(rank)) != _steps(states.get(rank, {}).get("tasks")),
                 waits=() if over else _waits(states.get(rank, {}), numbers),
                 stacks=mains,
-                other_threads=tuple(stacks[-1][:-1]) if stacks else (),
+                other_threads=tuple(map(_stack, others)),
             )
         )
     failure = first_failure(folder)
@@ -203,6 +201,7 @@ def _waits(state: Mapping[str, Any], numbers: Mapping[str, int]) -> tuple[Wait, 
             tuple(sorted(numbers[task] for task in wait["tasks"] if task in numbers)),
             wait["since"],
             wait["slot"],
+            wait["is_call"],
         )
         for wait in state.get("waits", [])
     )
@@ -223,14 +222,5 @@ def _ended(recording: Recording) -> int:
     return sum(entry.end is not None for entry in recording.entries)
 
 
-def _parse(text: str) -> list[Stack]:
-    """Return the stacks that faulthandler has written; the main thread is the last."""
-    stacks: list[list[Frame]] = []
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            stacks.append([])
-        elif stacks and (found := _FRAME.match(line)):
-            number = 0 if found[2] == "???" else int(found[2])
-            if found[1] not in _HIDDEN:
-                stacks[-1].append(Frame(found[1], number, found[3]))
-    return [tuple(stack) for stack in stacks]
+def _stack(frames: list[tuple[str, int, str]]) -> Stack:
+    return tuple(Frame(*frame) for frame in frames if frame[0] not in _HIDDEN)

@@ -15,6 +15,8 @@ from mpidist.launcher.hang.facts import Frame, Rank, Stack, gather
 
 _MOST_PLACES = 12  # merged stacks in the text
 _MOST_FRAMES = 4
+_MOST_UNENDED = 4
+_MOST_NAMES = 3
 _COLUMNS = 98
 _ADVICE = {
     "missing_call": "Every rank of a group must make the same calls: look for a branch, an "
@@ -33,7 +35,8 @@ _ADVICE = {
     "file": "",
     "child": "Look at the child process with py-spy or ps.",
     "swapped": "Give the job more memory, or start fewer ranks on the host.",
-    "unknown": "Look at the stacks below, or ask again.",
+    "waiting": "Ask again, and look at the tasks that the ranks wait for.",
+    "unknown": "Look at the lines below, or ask again.",
 }
 
 
@@ -43,11 +46,13 @@ class Place:
 
     Attributes:
         ranks: The ranks.
+        names: Their names.
         doing: Their activity, in words.
         frames: The stack of one of them, innermost first.
     """
 
     ranks: tuple[int, ...]
+    names: str
     doing: str
     frames: tuple[Frame, ...]
 
@@ -100,7 +105,7 @@ class Report:
         lines += [f"  {line}" for line in self.evidence if line not in self.text]
         for place in self.places[:_MOST_PLACES]:
             doing = place.doing.removeprefix("waits in ")
-            lines.append(f"  {_names(place.ranks)}: {doing}")
+            lines.append(f"  {place.names}: {doing}")
             shown = list(filter(is_of_user, place.frames))
             lines += [f"      {frame} in {frame.function}" for frame in shown[1:_MOST_FRAMES]]
         if len(self.places) > _MOST_PLACES:
@@ -123,7 +128,7 @@ def report_on(folder: Path) -> Report:
         folder,
         cause,
         _paragraph(situation, cause),
-        tuple(dict.fromkeys(map(_sentence, cause.detail))),
+        tuple(dict.fromkeys(map(_sentence, (*cause.detail, *_unended(situation, cause))))),
         tuple(_places(situation)),
         tuple(_unanswered(ranks, is_over=situation.facts.is_over)),
         max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
@@ -132,12 +137,11 @@ def report_on(folder: Path) -> Report:
 
 def _paragraph(situation: Situation, cause: Cause) -> str:
     """Return the cause in one paragraph."""
-    ranks = situation.facts.ranks
     if cause.verdict == "ended":
         return " ".join(["The job has ended.", *map(_sentence, cause.detail)])
     if cause.verdict == "moving":
-        moving = [rank.rank for rank in ranks if rank.has_moved]
-        return f"The job is moving: {_names(moving)} began or ended operations in the last second."
+        moving = _names(sorted(situation.moving))
+        return f"The job is moving: {moving} made calls or steps in the last second."
     parts = []
     if cause.kind in ("deadlock", "different_calls", "unknown", "unmatched_message"):
         opening = {
@@ -146,6 +150,8 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
             "unmatched_message": "A message is not received, because the receive asks for another.",
             "unknown": "The cause is not known.",
         }[cause.kind]
+        if cause.verdict == "unknown" and cause.kind != "unknown":
+            opening = f"Perhaps {opening[0].lower()}{opening[1:]}"
         parts.append(opening)
         is_between_all = cause.kind in ("unmatched_message", "different_calls")
         parts += _sentences(situation, cause.waiting if is_between_all else cause.ranks)
@@ -153,13 +159,15 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
         others = [rank for rank in cause.waiting if rank not in cause.ranks]
         if others:
             parts += _sentences(situation, others)
-            parts[-1] = parts[-1].removesuffix(".") + f", for {_names(cause.ranks)}."
+            parts[-1] = f"{parts[-1][:-1]}, for {_all_names(situation, cause.ranks)}."
         elif not cause.ranks:
             parts.append("No rank waits for another in a call.")
         parts += _sentences(situation, cause.ranks)
     if cause.detail:
         parts.append(_sentence(cause.detail[0]))
     advice = _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+    if cause.verdict == "unknown" and cause.kind != "unknown":
+        advice = f"If the lines are the same when you ask again: {advice[0].lower()}{advice[1:]}"
     return " ".join(part for part in (*parts, advice) if part)
 
 
@@ -182,7 +190,15 @@ def _subject(situation: Situation, ranks: Sequence[int]) -> str:
     """Return the names of ranks, at the beginning of a sentence."""
     if len(ranks) == 1:
         return situation.facts.ranks[ranks[0]].name.capitalize()
-    return f"Each of {_names(ranks)}"
+    return f"Each of {_all_names(situation, ranks)}"
+
+
+def _all_names(situation: Situation, ranks: Sequence[int]) -> str:
+    """Return the names of a few ranks with their tasks, and the numbers of many ranks."""
+    names = [situation.facts.ranks[rank].name for rank in ranks]
+    if len(ranks) > _MOST_NAMES or not any("(" in name for name in names):
+        return _names(ranks)
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _names(ranks: Sequence[int]) -> str:
@@ -208,7 +224,8 @@ def _places(situation: Situation) -> list[Place]:
     for (doing, stack), ranks in merged.items():
         waits = [wait.since for rank in ranks for wait in situation.facts.ranks[rank].waits]
         since = f", for {now - min(waits):.0f} s" if waits and ranks[0] in situation.blocked else ""
-        places.append(Place(tuple(ranks), doing + since, stack))
+        names = _all_names(situation, ranks)
+        places.append(Place(tuple(ranks), names, doing + since, stack))
         for rank in ranks:
             places += _threads(situation, situation.facts.ranks[rank])
     return places
@@ -222,8 +239,21 @@ def _threads(situation: Situation, rank: Rank) -> list[Place]:
     for stack in rank.other_threads:
         frame = line_of_user(stack)
         if frame is not None:
-            found.append(Place((rank.rank,), f"another thread is at {frame}", stack))
+            found.append(Place((rank.rank,), rank.name, f"another thread is at {frame}", stack))
     return found
+
+
+def _unended(situation: Situation, cause: Cause) -> list[str]:
+    """Return the asynchronous operations of the ranks at fault that have not ended."""
+    lines: list[str] = []
+    for facts in (situation.facts.ranks[rank] for rank in cause.ranks):
+        shown = {wait.slot for wait in facts.waits}
+        lines += (
+            f"{facts.name} has started {entry.call}, which has not ended"
+            for entry in (() if facts.recording is None else facts.recording.entries)
+            if entry.end is None and entry.slot not in shown
+        )
+    return lines[:_MOST_UNENDED]
 
 
 def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:

@@ -7,6 +7,8 @@ from dataservice.work.buffers import RetainingBuffer
 class Asked:
     """A request, and its answer once there is one."""
 
+    process = "rank 1"
+
     def __init__(self):
         self.answer = None
 
