@@ -123,8 +123,9 @@ class SlowWait:
     @property
     def due_s(self) -> float:
         """Seconds until the next check that has an effect; infinite after the warning."""
-        due = self._limit_s if self._registered is not None else self._registered_s
-        return max(self._since + min(due, self._limit_s) - time.monotonic(), 0.0)
+        if self._registered is not None:  # the awaited event may change
+            return _REGISTERED_S
+        return max(self._since + min(self._registered_s, self._limit_s) - time.monotonic(), 0.0)
 
     def check(self) -> None:
         """Log the warning if it is due, and register the wait. Call this in every round of it."""

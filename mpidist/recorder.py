@@ -1,7 +1,7 @@
 """The flight recorder: the last operations of this rank, in a mapped file of the run folder.
 
 The kernel keeps the pages of a mapped file when a process ends, so the file is whole also after
-SIGKILL. ``operations-<rank>.ring`` has a record for each of the last 1024 operations.
+SIGKILL. ``operations-<rank>.ring`` has a record for each of the last 256 operations.
 ``operations-<rank>.jsonl``, which only grows, has the groups, calls and lines to which the records
 refer by number. ``mpidist doctor --hang`` and ``mpidist top`` read both.
 
@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("<ddiiq")  # start, end, call, line, number of the collective
 _SIZE = _RECORD.size
 _pack = _RECORD.pack_into
-_SLOTS = 256
-_MOST_TEXTS = 20_000  # the operations of further calls and lines are recorded without them
+SLOTS = 256
+"""The number of operations that are kept."""
+_MOST_TEXTS = 5000  # calls of a group, and lines; further ones are recorded without details
 _HIDDEN = ("mpidist", "strategy", "dataservice", "contextlib", "torch")
 
 
@@ -94,8 +95,8 @@ class Recorder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._texts = os.open(f"{path}.jsonl", flags, 0o666)
         with open(f"{path}.ring", "w+b") as file:
-            file.truncate(_SLOTS * _SIZE)
-            self.ring = mmap.mmap(file.fileno(), _SLOTS * _SIZE)
+            os.posix_fallocate(file.fileno(), 0, SLOTS * _SIZE)  # a full disk would be SIGBUS later
+            self.ring = mmap.mmap(file.fileno(), SLOTS * _SIZE)
         self.slots = itertools.count()
         self._numbers = itertools.count(1)
         # By code and position. The code object keeps its id from being used again.
@@ -106,17 +107,18 @@ class Recorder:
         key = id(frame.f_code), frame.f_lasti
         found = self._lines.get(key)
         if found is None:
+            if len(self._lines) >= _MOST_TEXTS:
+                return 0
             place = {"file": frame.f_code.co_filename, "at": frame.f_lineno}
             found = self._lines[key] = self.add_text("line", place), frame.f_code
         return found[0]
 
     def add_text(self, kind: str, text: dict[str, Any]) -> int:
-        """Write a text to which records refer. Return its number; 0 after too many texts."""
+        """Write a text to which records refer. Return its number."""
         number = next(self._numbers)
-        if number > _MOST_TEXTS:
-            return 0
         try:
-            os.write(self._texts, f"{json.dumps({kind: number, **text})}\n".encode())
+            line = json.dumps({kind: number, **text}, default=str)
+            os.write(self._texts, f"{line}\n".encode())
         except OSError as error:  # a full disk must not end the job
             logger.warning("the flight recorder cannot write: %s", error)
         return number
@@ -153,12 +155,20 @@ class GroupRecorder:
         """
         call = self._calls.get(facts)
         if call is None:
-            text = {"group": self._group, **op.recorded()}
-            call = self._calls[facts] = self._recorder.add_text("call", text)
-        at = next(self._slots) % _SLOTS * _SIZE
+            call = self._add_call(op, facts)
+        at = next(self._slots) % SLOTS * _SIZE
         _pack(self._ring, at, time(), 0.0, call, 0, op.sequence)
         op.slot = at = (at >> 3) + 1
         return at
+
+    def _add_call(self, op: Recorded, facts: Hashable) -> int:
+        text = {"group": self._group, **op.recorded()}
+        if len(self._calls) >= _MOST_TEXTS:  # further calls have only their name
+            facts = text["name"]
+            text |= {"text": text["name"], "peer": -1, "tag": 0, "dtype": "", "shape": []}
+        if facts not in self._calls:
+            self._calls[facts] = self._recorder.add_text("call", text)
+        return self._calls[facts]
 
     def end(self, op: Recorded, *, failed: bool = False) -> None:
         """Record the end of an operation; a negative time if it has raised an error."""
@@ -233,7 +243,7 @@ class Recording:
 def read_recording(folder: Path, rank: int) -> Recording | None:
     """Return the records of a rank; None if it has not written any.
 
-    A record may be half written while the rank runs. Such records are left out.
+    A record that the rank is writing may mix two operations.
     """
     try:
         ring = (folder / f"operations-{rank}.ring").read_bytes()

@@ -309,7 +309,6 @@ class Runner:
         modules, and standard error.
         """
         try:
-            import json
             import socket
 
             record = {
@@ -321,10 +320,7 @@ class Runner:
                 "exit_code": status,
                 "time": time.time(),
             }
-            path = os.path.join(self._folder, f"failure-{self._rank}.json")
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(record, file)
-            os.replace(f"{path}.new", path)
+            _write_json(os.path.join(self._folder, f"failure-{self._rank}.json"), record)
         except BaseException as error:
             with contextlib.suppress(BaseException):
                 sys.stderr.write(
@@ -340,22 +336,23 @@ def _answer_looks(
 
     Args:
         request: The file. It has the number of the request.
-        answer: The file to write: the number, and samples of the frames of all threads, innermost
-            first; the main thread is the last. The first samples in which the main thread is at a
-            new line, and the last sample.
+        answer: The file to write: the system's number of this thread, the number of the request,
+            and samples of the frames of all threads, innermost first; the main thread is the last.
+            Kept are the first samples in which the main thread is at a new line, and the last one.
         main: Identifier of the main thread.
         sleep: ``time.sleep``.
         stat: ``os.stat``.
     """
     changed, own = 0, _thread.get_ident()
+    facts: dict[str, Any] = {"thread": _thread.get_native_id()}
+    with contextlib.suppress(OSError), open(answer, "w", encoding="utf-8") as file:
+        file.write(str(facts).replace("'", '"'))  # json is imported when it is needed
     while True:
         sleep(_LOOK_S)
         with contextlib.suppress(Exception):  # there is no request, or the folder is gone
             if stat(request).st_mtime_ns == changed:
                 continue
             changed = stat(request).st_mtime_ns
-            import json
-
             samples: list[list[list[tuple[str, int, str]]]] = []
             for number in range(_SAMPLES):
                 frames = sys._current_frames()
@@ -366,11 +363,20 @@ def _answer_looks(
                 if (is_new and len(samples) < _MOST_KEPT) or number == _SAMPLES - 1:
                     samples.append(sample)
                 sleep(_SAMPLE_S)
+            import json
+
             with open(request, encoding="utf-8") as file:
-                number = json.load(file)["number"]
-            with open(f"{answer}.new", "w", encoding="utf-8") as file:
-                json.dump({"number": number, "samples": samples}, file)
-            os.replace(f"{answer}.new", answer)
+                facts |= {"number": json.load(file)["number"], "samples": samples}
+            _write_json(answer, facts)
+
+
+def _write_json(path: str, record: dict[str, Any]) -> None:
+    """Write a record as a whole or not at all."""
+    import json
+
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    os.replace(f"{path}.new", path)
 
 
 def _frames_of(frame: FrameType | None) -> list[tuple[str, int, str]]:

@@ -75,7 +75,7 @@ _SLOW = (
 _NOT_READY = object()
 _PACKAGE = __name__.partition(".")[0]
 # A frame of these under one of this package waits for a lock, a peer or a helper process.
-_NO_FUNCTIONS = {*sys.stdlib_module_names, "mpidist"} - {"__main__"}
+_NO_FUNCTIONS = {*sys.stdlib_module_names, "mpidist"}
 
 
 def running_function(threads: Iterable[int]) -> str | None:

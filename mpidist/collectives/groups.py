@@ -229,7 +229,7 @@ def new_cartesian_group(
     around = [bool(periodic)] * len(lengths) if single else list(periodic)  # type: ignore[arg-type]
     if len(around) != len(lengths):
         raise ValueError(f"periodic={around} does not fit a grid of {lengths}: one answer each")
-    with watched(f"making group {name!r}", parent.comm.Get_group()):
+    with watched(f"the creation of group {name!r}", parent.comm.Get_group()):
         comm = parent.comm.Create_cart(lengths, around, reorder)
     made = CartesianGroup(comm, name, timeout, parent.device)
     destroy_with_default(made)

@@ -61,7 +61,7 @@ def group_of(
 
     whole = comm.Get_group()
     members = whole.Incl(positions)
-    with watched(f"making group {name!r}", members.Dup(), seconds(timeout)):
+    with watched(f"the creation of group {name!r}", members.Dup(), seconds(timeout)):
         try:
             made = comm.Create_group(members)
         except MPI.Exception as error:

@@ -206,7 +206,7 @@ class Op:
             "name": self.name,
             "text": text,
             "peer": self.peer,
-            "tag": self.tag,
+            "tag": int(self.tag),
             "dtype": "" if array is None else str(array.dtype),
             "shape": [] if array is None else list(array.shape),
         }

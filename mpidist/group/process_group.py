@@ -128,7 +128,7 @@ class ProcessGroup:
             )
         here = world()
         self._comm = comm
-        with watched(f"making group {name!r}", comm.Get_group()):
+        with watched(f"the creation of group {name!r}", comm.Get_group()):
             gpu = None if device is None else (bus_id(device), nccl_problem())
             own = next(_counter) * here.size + here.rank, config.debug, config.gpu_mpi, gpu
             told = comm.allgather(own)

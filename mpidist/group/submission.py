@@ -349,7 +349,7 @@ class Submission:
                 self._gpu_backend.free()  # waits for its pending operations
         pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         clean = not pending and not self.expects_late_messages and self._broken_by is None
-        with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
+        with watched(f"the release of group {self._info.name!r}", self._comm.Get_group()):
             calls = (self._sequence, checksum_of(self._log)[1]) if self._compares else (0, 0)
             different = self._backend.free(clean=clean, calls=calls)
         if different is not None:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
+from mpidist.launcher.hang.facts import newest_job
 from mpidist.launcher.hang.report import report_on
 from mpidist.launcher.hang.torch_trace import write_torch_traces
-from mpidist.launcher.top import newest_folder
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, vendor_of
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "With --hang, say why a job of mpidist run hangs.",
         epilog="The exit status is 1 if there is a problem, or if the job is stuck. The MPI "
         "library and the two ranks run in processes of their own, with time limits. --hang takes "
-        "some two seconds, and does not disturb the job.",
+        "about two seconds, and does not disturb the job.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -103,7 +103,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 
 def _report_hang(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     """Print why a job hangs. Return 1 if it is stuck."""
-    folder = Path(namespace.hang) if namespace.hang else newest_folder()
+    folder = Path(namespace.hang) if namespace.hang else newest_job()
     if folder is None:
         parser.error("no job of mpidist run is running on this host; name its --run-dir")
     try:

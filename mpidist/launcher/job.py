@@ -29,6 +29,7 @@ _TICK_S = 0.1
 # Time limit of the launcher after a rank has failed, and of processes that ranks leave behind after
 # all ranks have ended. A launcher waits for each process that holds its pipes.
 _OVER_S = 2.0
+_REPORT_S = 15.0  # for the report at the time limit of the job
 _STEP_S = 1.5  # time between the signals that end the launcher
 _LEAVE_S = 1.0  # time for processes that the launcher has told to end before it ended itself
 
@@ -139,8 +140,8 @@ def run_job(
                 received = number
             elif due:
                 pass
-            elif timed_out:
-                if not reporter.is_running:
+            elif timed_out and timeout_s is not None:
+                if not reporter.is_running or now - started > timeout_s + _REPORT_S:
                     due = _steps(signal.SIGTERM, now)
             elif timeout_s is not None and now - started > timeout_s:
                 timed_out, had_failed = True, failed()

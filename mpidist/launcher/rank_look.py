@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A rank looks for requests twice a second, and samples its stacks for a second.
-_ANSWER_S = 1.8
+_ANSWER_S, _LATE_S = 1.8, 5.0
+_LOCKED = 5  # polls in which the thread waits for the interpreter's lock
 _SIGNALS = 3
 _PERIOD_S = 0.3
 _POLL_S = 0.02
@@ -44,9 +45,11 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     folder = os.environ["MPIDIST_RUN_DIR"]
     began = time.monotonic()
     threads, processes = _threads(pid), _descendants(pid)
-    stacks = _answered_stacks(os.path.join(folder, f"stacks-{rank}.json"), number)
+    stacks = _answered_stacks(os.path.join(folder, f"stacks-{rank}.json"), pid, number)
     has_handler = bool(int(_status(pid).get("SigCgt", "0"), 16) >> (stacks_signal - 1) & 1)
-    if not stacks and has_handler:  # otherwise the signal would have no effect
+    if (
+        not stacks and has_handler and not _has_ended(pid)
+    ):  # otherwise the signal would have no effect
         path = os.path.join(folder, f"stacks-{rank}.txt")
         for _ in range(_SIGNALS):
             stacks += _signalled_stacks(path, pid, stacks_signal)
@@ -66,6 +69,7 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
         "resident_kib": int(status.get("VmRSS", "0").split()[0]),
         "threads": _since(threads, now, passed_s),
         "children": _since(processes, _descendants(pid), passed_s),
+        "has_begun": os.path.exists(os.path.join(folder, f"stacks-{rank}.txt")),
         "has_handler": has_handler,
         "file": _read_file(pid, now.get(str(pid), {})),
         "stacks": stacks,
@@ -74,6 +78,11 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.replace(f"{path}.new", path)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the rank, a child of this process, has ended."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def _threads(pid: int) -> dict[str, dict[str, Any]]:
@@ -103,12 +112,14 @@ def _task(place: str) -> dict[str, Any]:
     fields = rest.split()
     if len(fields) <= 12:
         return {}
-    status = _read(f"{place}/status")
+    wakes = _read(f"{place}/status").rpartition("\nvoluntary_ctxt_switches:")[2].split()
+    if not wakes:
+        return {}
     return {
         "name": name.partition("(")[2],
         "state": fields[0],
         "ticks": int(fields[11]) + int(fields[12]),  # user and system time, proc(5)
-        "wakes": int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]),
+        "wakes": int(wakes[0]),
         "waits_in": _read(f"{place}/wchan"),
         "call": _read(f"{place}/syscall"),
     }
@@ -125,18 +136,24 @@ def _since(
     return now
 
 
-def _answered_stacks(path: str, number: int) -> list[list[list[tuple[str, int, str]]]]:
-    """Return the samples of stacks that a thread of the rank writes; [] if it does not."""
-    deadline = time.monotonic() + _ANSWER_S
-    while time.monotonic() < deadline:
+def _answered_stacks(path: str, pid: int, number: int) -> list[list[list[tuple[str, int, str]]]]:
+    """Return the samples of stacks that a thread of the rank writes; [] if it cannot.
+
+    A thread that sleeps or runs is only late. One that waits for the interpreter's lock may wait
+    for C code.
+    """
+    began, locked = time.monotonic(), 0
+    while (waited_s := time.monotonic() - began) < _LATE_S and locked < _LOCKED:
+        if _has_ended(pid):
+            break
         time.sleep(_POLL_S)
-        try:
-            answer = json.loads(_read(path) or "{}")
-        except ValueError:
-            continue
+        answer = json.loads(_read(path) or "{}")  # the rank replaces the file as a whole
         if answer.get("number") == number:
             samples: list[list[list[tuple[str, int, str]]]] = answer["samples"]
             return samples
+        waits_in = _read(f"/proc/{pid}/task/{answer.get('thread')}/wchan")
+        is_locked = waited_s > _ANSWER_S and waits_in.startswith(("futex", "0"))  # 0: hidden
+        locked = locked + 1 if is_locked else 0
     return []
 
 

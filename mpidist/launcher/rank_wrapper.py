@@ -229,7 +229,7 @@ class _Looks:
     def _check(self, _number: int, _frame: object) -> None:
         try:
             changed = os.stat(self._path).st_mtime_ns
-        except OSError:  # nobody has asked
+        except OSError:  # there is no request
             return
         if changed == self._changed:
             return
@@ -243,8 +243,11 @@ class _Looks:
             place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_look.py")
             look = runpy.run_path(place)["look"]
             look(self._rank, self._pid, request["number"], request["stacks_signal"])
-        except (OSError, ValueError, KeyError) as error:
-            sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error})\n")
+        except Exception as error:  # it must not reach the code that waits for the rank
+            try:
+                sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error!r})\n")
+            except OSError:
+                return  # the launcher has ended
         signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
 
 

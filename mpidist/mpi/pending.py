@@ -126,8 +126,8 @@ class WatchedCall:
             ranks += f" and {len(self.members) - _MAX_SHOWN} more"
         return (
             f"{self._name} of the ranks {ranks} has waited for {waited_s:.0f} s, and the time "
-            f"limit of the group is {self.limit_s:g} s: another of these ranks makes another "
-            "group first, or is late; make all groups in the same order on all ranks"
+            f"limit of the group is {self.limit_s:g} s: another of these ranks is late, or makes "
+            "another group first; make all groups in the same order on all ranks"
         )
 
     def call(self) -> str:

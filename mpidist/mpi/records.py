@@ -15,7 +15,7 @@ from mpidist.config import config
 logger = logging.getLogger(__name__)
 
 STALLS_AGAIN = 10
-"""A wait of so many times MPIDIST_STALL_S is reported again."""
+"""Factor of MPIDIST_STALL_S at which a wait is reported again."""
 
 
 @dataclass
@@ -53,7 +53,10 @@ def write_failure(identity: Identity, reason: str, trace: str, code: int) -> Non
 
 
 def write_state(
-    identity: Identity, tasks: dict[str, dict[str, float]], waits: Sequence[dict[str, Any]]
+    identity: Identity,
+    tasks: dict[str, dict[str, float]],
+    waits: Sequence[dict[str, Any]],
+    counts: dict[int, int],
 ) -> None:
     """Write ``state-<rank>.json``: the activity of the rank, and the time.
 
@@ -61,8 +64,9 @@ def write_state(
         identity: The rank.
         tasks: Metrics by name, by job and index of the rank's tasks.
         waits: The long waits of the rank; see :class:`mpidist.mpi.pending.Wait`.
+        counts: Number of the last collective that the rank has begun, by group number.
     """
-    state = {"time": time.time(), "tasks": tasks, "waits": waits}
+    state = {"time": time.time(), "tasks": tasks, "waits": waits, "counts": counts}
     _write(f"state-{identity.rank}.json", state)
 
 
@@ -84,19 +88,18 @@ def write_stall(identity: Identity, what: str, waited_s: float) -> bool:
         "stall_s": config.stall_s,
         "again": waited_s > STALLS_AGAIN * config.stall_s,
     }
-    _write("stall.json", stall)
+    _write("stall.json", stall, str(identity.rank))  # several ranks write it
     return config.run_dir is not None
 
 
-def _write(name: str, record: dict[str, Any]) -> None:
+def _write(name: str, record: dict[str, Any], part: str = "new") -> None:
     if config.run_dir is None:
         return
     path = os.path.join(config.run_dir, name)
     try:
-        part = f"{path}.{os.getpid()}"  # several ranks write stall.json
-        with open(part, "w") as file:
+        with open(f"{path}.{part}", "w") as file:
             json.dump(record, file, default=float)  # metrics may be numbers of NumPy
-        os.replace(part, path)
+        os.replace(f"{path}.{part}", path)
     except OSError as error:
         # The folder may be gone while a job ends. That must not hide the reason.
         logger.warning("cannot write %s: %s", path, error)

@@ -79,6 +79,7 @@ class Watchdog:
         self._end_job = end_job
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._looked = 0.0
+        self._offset_s = time.time() - time.monotonic()  # fixed, so that no moment is missed
         self._calls_sent = 0.0
         # By group and rank: sequence number and call of the blocking collective in which the rank
         # waits, and the times at which the first and the last message about it arrived.
@@ -146,7 +147,8 @@ class Watchdog:
         ]
         shown += list(waits.values())
         long = [asdict(wait) for wait in shown if at - wait.since >= _STATE_PERIOD_S]
-        records.write_state(self._identity, metrics.snapshot(), long)
+        counts = dict(self._pending.counts)
+        records.write_state(self._identity, metrics.snapshot(), long, counts)
 
     def _check(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         """Report long waits. End the job if an operation can never complete, or waits too long."""
@@ -171,7 +173,7 @@ class Watchdog:
             if self._passes(since, before, now):
                 self._report_stall(operation, waited_s)
         for wait in list(waits.values()):
-            began = now - (time.time() - wait.since)
+            began = wait.since - self._offset_s
             if wait.tasks and self._passes(began, before, now):
                 records.write_stall(self._identity, wait.what, now - began)
 

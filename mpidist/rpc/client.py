@@ -79,7 +79,7 @@ class Call(Work):
         limit_s: Time limit in seconds.
 
     Attributes:
-        address: As given.
+        address: Address of the receiver.
         nbytes: Size of the request.
         flow: The flow of the receiver; an empty flow before the request is submitted.
         in_flight: True once the request has credit, so that it may be sent.
@@ -345,8 +345,7 @@ class Client:
         began = time.monotonic()
         if self._wait_for_calls_once(work, deadline, began):
             return
-        calls = list(self._pending.values())
-        with self._registered(work.name, calls, began):
+        with self._registered(f"the reply to calls of {work.name}", [], began):
             while not self._wait_for_calls_once(work, deadline, time.monotonic()):
                 pass
 

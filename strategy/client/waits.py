@@ -27,7 +27,7 @@ def block(works: Sequence[Work], describe: Callable[[], tuple[str, Sequence[str]
     deadline = time.monotonic() + _SLICE_S
     for work in works:
         work.block(deadline)
-    if time.monotonic() < deadline:
+    if all(work.is_completed() for work in works):
         return
     what, tasks = describe()
     with waiting_for(what, tasks, time.time() - _SLICE_S):

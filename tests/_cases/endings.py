@@ -241,7 +241,9 @@ work_on()
     ),
     "leaves a group that others make": fails(
         WORK + "if not odd:\n    dist.new_group()\n", "",
-        says=ended(r"making group '.*' of 2 ranks waits for rank ODD, whose script", OTHER),
+        says=ended(
+            r"the creation of group '.*' of 2 ranks waits for rank ODD, whose script", OTHER
+        ),
     ),
     "leaves a message": fails(
         WORK + "if not odd:\n    group.recv(np.ones(2), ODD)\n", "",

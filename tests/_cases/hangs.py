@@ -19,6 +19,7 @@ VERDICTS = {
     "child": ["slow", "stuck"],
     "socket": ["slow", "stuck"],
 }
+CAUSES_BY_LINES = ("missing_call", "different_calls", "deadlock")
 
 HEAD = """\
 import collections, itertools, os, queue, signal, subprocess, sys, threading, time
@@ -84,10 +85,12 @@ class Hang:
         """Return the accepted verdicts, causes and ranks."""
         several = not isinstance(self.cause, str)
         causes, ranks = (self.cause, self.ranks) if several else ([self.cause], [self.ranks])
+        # A healthy loop of messages looks like a deadlock if only the lines of its calls are known.
+        by_lines = CAUSES_BY_LINES if PLAIN in self.program else ()
         return [
             (verdict, cause, at_fault)
             for cause, at_fault in zip(causes, ranks, strict=True)
-            for verdict in (*VERDICTS.get(cause, ["stuck"]), *["unknown"] * (PLAIN in self.program))
+            for verdict in (*VERDICTS.get(cause, ["stuck"]), *["unknown"] * (cause in by_lines))
         ]
 
     def lines(self, mark):

@@ -22,10 +22,10 @@ LATE = """\
 def test_a_cycle_ends_after_the_time_limit(tmp_path):
     job = run_job(tmp_path, ["-n", "3"], CYCLE, timeout_s=60, env={"MPIDIST_STALL_S": "1"})
     assert job.status != 0
-    assert "making group '" in job.err, job.err
+    assert "the creation of group '" in job.err, job.err
     assert any(
-        f"making group '{pair[0]}-{pair[1]}' of the ranks {pair[0]}, {pair[1]} has waited for 2 s, "
-        "and the time limit of the group is 2 s" in job.err
+        f"the creation of group '{pair[0]}-{pair[1]}' of the ranks {pair[0]}, {pair[1]} has waited "
+        "for 2 s, and the time limit of the group is 2 s" in job.err
         for pair in ("01", "12", "02")
     ), job.err
     assert "make all groups in the same order on all ranks" in job.err

@@ -141,7 +141,7 @@ def test_numbers_of_any_kind(tmp_path, monkeypatch):
     values = metrics.task_metrics("worker", 0).values
     values["loss"] += np.float32(1.5)
     values["steps"] += np.int64(2)
-    records.write_state(Identity(0, 77, "h"), metrics.snapshot(), [])
+    records.write_state(Identity(0, 77, "h"), metrics.snapshot(), [], {})
     (record,) = Snapshot.of(tmp_path).metrics.values()
     assert record["tasks"] == {"worker 0": {"loss": 1.5, "steps": 2.0}}
 

@@ -16,14 +16,14 @@ from mpidist.launcher.report import describe_signal
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mpidist.__file__)))
 _OURS = tuple(os.path.join(_ROOT, name, "") for name in ("mpidist", "strategy", "dataservice"))
-_LIBRARIES = tuple(
+_STDLIB = tuple(
     os.path.join(os.path.realpath(sysconfig.get_path(name)), "")
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    for name in ("stdlib", "platstdlib")
 )
+_INSTALLED = ("site-packages", "dist-packages")
 # Parts of a core. On a loaded machine, a thread that computes gets little; others use none.
 _BUSY, _LITTLE = 0.3, 0.05
 _WAKES = 3  # within a second or two
-_SHARE_SWAPPED = 0.5
 _DEBUGGERS = ("pdb.py", "bdb.py", "cmd.py", "pydevd.py")
 # Methods of mpi4py that wait for other ranks.
 _MPI = re.compile(
@@ -31,9 +31,13 @@ _MPI = re.compile(
     r"|[Aa]ll(?:gatherv?|toall[vw]?|reduce)|[Rr]educe\w*|[Ee]?x?[Ss]can|[Ww]ait\w*|[Tt]est\w*|[Mm]?[Pp]robe"
     r"|Fence|Lock\w*|Flush\w*|Complete|Start|Dup|Split\w*|Create\w*|Free|Finalize|Disconnect)\("
 )
+_NOT_MPI = ("functools.", "np.", "numpy.", "torch.", "tf.", "jnp.", "add.", "maximum.", "minimum.")
+_USES_MPI = re.compile(r"\bmpi4py\b|\bMPI\b")
 # Functions of the kernel in which a thread waits, as /proc/PID/wchan shows them.
 _SLEEPS = ("hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep")
 _CHILD = ("do_wait", "kernel_wait4", "do_wait_pid")
+_CHILD_FILES = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
+_NEAR = 6  # innermost frames
 _PIPE = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner")
 _POLL = ("poll", "select", "epoll")
 _SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait", "wait_woken")
@@ -68,9 +72,9 @@ def is_ours(frame: Frame) -> bool:
 
 def is_of_user(frame: Frame) -> bool:
     """Return whether a frame belongs neither to us nor to an installed library."""
-    if frame.file.startswith("<frozen "):
-        return False
-    return not is_ours(frame) and not os.path.realpath(frame.file).startswith(_LIBRARIES)
+    path = os.path.realpath(frame.file)
+    is_installed = not set(_INSTALLED).isdisjoint(path.split(os.sep)) or path.startswith(_STDLIB)
+    return not (is_ours(frame) or is_installed or frame.file.startswith("<frozen "))
 
 
 def line_of_user(stack: Stack) -> Frame | None:
@@ -95,6 +99,8 @@ def activity_of(rank: Rank) -> Activity:
             f"is stopped by a signal; kill -CONT {look['pid']} on {look['host']} resumes it",
         )
     if not rank.stacks or not rank.stacks[-1]:
+        if not look["has_begun"]:
+            return Activity("start", "has not begun its script")
         if not look["has_handler"]:  # the interpreter has ended
             return Activity("ended", "has ended its script, and waits in MPI_Finalize")
         return _by_kernel(rank, None, "its Python stack could not be read")
@@ -148,47 +154,52 @@ def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
     main = _main_thread(rank.look)
     busy: float = main.get("busy", 0.0)
     at = f" at {place(frame)}" if frame is not None else f" ({note})" if note else ""
-    if rank.look["swapped_kib"] > _SHARE_SWAPPED * max(rank.look["resident_kib"], 1):
+    is_swapped = rank.look["swapped_kib"] > rank.look["resident_kib"]
+    if is_swapped and busy < _BUSY and main.get("state") in ("D", "R"):
         return Activity("swapped", f"is mostly swapped out, so that it hardly runs{at}", frame)
     if busy > _BUSY or main.get("state") == "R":
         return Activity(
             "computing", f"runs code{at}, and uses {min(busy, 1.0):.0%} of a core", frame
         )
-    blocked = _blocked_in(rank.look, main, at, frame)
+    blocked = _blocked_in(rank, main, at, frame)
     if blocked.kind in ("lock", "child", "socket", "file"):
-        helpers = [*rank.look["threads"].values(), *rank.look["children"].values()]
-        if any(helper["busy"] > _LITTLE or helper["state"] == "R" for helper in helpers):
-            text = f"waits for a thread or a child process that computes,{at}"
+        threads = [each for each in rank.look["threads"].values() if each is not main]
+        if any(each["busy"] > _LITTLE for each in (*threads, *rank.look["children"].values())):
+            text = f"waits for a thread or a child process that computes{at}"
             return Activity("computing", text, frame, is_of_helper=True)
         if main.get("wakes", 0) > _WAKES:
             return Activity("sleeping", f"wakes up and waits again{at}", frame)
     return blocked
 
 
-def _blocked_in(
-    look: Mapping[str, Any], main: Mapping[str, Any], at: str, frame: Frame | None
-) -> Activity:
+def _blocked_in(rank: Rank, main: Mapping[str, Any], at: str, frame: Frame | None) -> Activity:
     """Return the activity of a thread that waits in the kernel."""
-    waits_in: str = main.get("waits_in", "")
+    assert rank.look is not None
+    look, waits_in = rank.look, main.get("waits_in", "")
+    inner = {os.path.basename(each.file) for stack in rank.stacks[-1:] for each in stack[:_NEAR]}
+    waits_for_child = not inner.isdisjoint(_CHILD_FILES)
     children = [f"{child['name']} ({pid})" for pid, child in look["children"].items()]
     if waits_in.startswith(_SLEEPS):
         return Activity("sleeping", f"sleeps{at}", frame)
-    if waits_in.startswith(_CHILD) or (children and any(word in waits_in for word in _POLL)):
-        return Activity("child", f"waits for a child process, {', '.join(children)},{at}", frame)
+    polls = any(word in waits_in for word in _POLL)
+    if waits_in.startswith(_CHILD) or (children and polls and waits_for_child):
+        named = f"its child process {children[0]}" if len(children) == 1 else "a child process"
+        return Activity("child", f"waits for {named}{at}", frame)
     if waits_in.startswith("wait_for_partner"):
-        return Activity("file", f"opens a FIFO that no other process has opened,{at}", frame)
+        return Activity("file", f"opens a FIFO that no other process has opened{at}", frame)
     if look["file"] or waits_in.startswith(_PIPE):
         what = look["file"] or "a pipe"
-        return Activity("file", f"reads or writes {what} and gets no answer,{at}", frame)
+        return Activity("file", f"reads or writes {what} and gets no answer{at}", frame)
     if main.get("state") == "D" or any(word in waits_in for word in _DISK):
         return Activity("file", f"waits for a disk or a file server (in {waits_in}){at}", frame)
     if any(word in waits_in for word in _FILE_LOCK):
         return Activity("lock", f"waits for the lock of a file{at}", frame)
     if waits_in.startswith("futex"):
         return Activity("lock", f"waits for a lock, a queue or another thread{at}", frame)
-    if any(word in waits_in for word in (*_SOCKET, *_POLL)):
+    if polls or any(word in waits_in for word in _SOCKET):
         return Activity("socket", f"waits for data of a connection{at}", frame)
-    return Activity("unknown", f"waits in {waits_in or 'an unknown call'} of the kernel{at}", frame)
+    call = waits_in if waits_in not in ("", "0") else "a call"  # the kernel may hide the call
+    return Activity("unknown", f"waits in {call} of the kernel{at}", frame)
 
 
 def _main_thread(look: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,6 +216,8 @@ def _call_of_mpi(frame: Frame) -> str | None:
     """Return the call of mpi4py in a line, as it is written; None if there is none."""
     source = linecache.getline(frame.file, frame.line).strip()
     found = _MPI.search(source)
-    if found is None or "mpi" not in "".join(linecache.getlines(frame.file)).lower():
+    if found is None or found[0].startswith(_NOT_MPI):
+        return None
+    if not _USES_MPI.search("".join(linecache.getlines(frame.file))):
         return None
     return source[found.start() :]

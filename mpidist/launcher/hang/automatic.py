@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class Reporter:
         self._stall = folder / "stall.json"
         self._seen = 0
         self._printed: set[str] = set()
+        self._wanted: deque[str] = deque()
         self._thread: threading.Thread | None = None
 
     @property
@@ -32,17 +34,18 @@ class Reporter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, why: str) -> None:
-        """Start a report, unless one is running.
+        """Start a report, after the one that is running.
 
         Args:
             why: First line of the report; "" for a report that is printed if the job is stuck.
         """
+        self._wanted.append(why)
         if not self.is_running:
-            self._thread = threading.Thread(target=self._report, args=(why,), daemon=True)
+            self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
     def check_stall(self) -> None:
-        """Start a report if a rank has told that it has waited for long."""
+        """Start a report if a rank has reported a long wait."""
         try:
             changed = self._stall.stat().st_mtime_ns
         except OSError:  # no rank has
@@ -51,16 +54,20 @@ class Reporter:
             self._seen = changed
             self.start("")
 
+    def _run(self) -> None:
+        while self._wanted:
+            self._report(self._wanted.popleft())
+
     def _report(self, why: str) -> None:
         from mpidist.launcher.hang.report import report_on  # few jobs need it
 
         try:
             report = report_on(self._folder)
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)
-        except FileNotFoundError:  # the job has ended meanwhile, and its folder is gone
+        except FileNotFoundError:  # the job has ended, and its folder is being removed
             return
-        except (OSError, ValueError, KeyError) as error:
-            lines = [f"cannot report on the job: {error}"]
+        except Exception as error:  # the job goes on without the report
+            lines = [f"cannot report on the job: {error!r}"]
         if lines:
             sys.stderr.write(
                 "".join(["\n", *(f"mpidist run: {line}".rstrip() + "\n" for line in lines)])

@@ -15,11 +15,12 @@ from typing import Literal
 
 from mpidist.launcher.hang.activity import activity_of, is_busy
 from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
-from mpidist.recorder import Entry
+from mpidist.recorder import SLOTS, Entry
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
 # Activities that stop a rank, then those that may only take long.
-_FIRM = ("failed", "ended", "stopped", "debugger", "file", "lock", "child", "socket")
+_HELD = ("stopped", "debugger", "file", "lock", "child", "socket")
+_FIRM = ("ended", *_HELD)
 _SOFT = ("swapped", "sleeping", "computing")
 _RECEIVES = re.compile(r"is in \w+\.[Rr]ecv\(")
 _SENDS = re.compile(r"is in \w+\.[Ss]?[Ss]end\(")
@@ -72,7 +73,7 @@ class Situation:
     Attributes:
         facts: The facts.
         activities: The activity of each rank.
-        moving: The ranks that have made progress in the last second.
+        moving: The ranks that have made progress since the report began.
         blocked: The waits of each blocked rank.
     """
 
@@ -88,6 +89,8 @@ class Situation:
         self.blocked: dict[int, list[Blocked]] = {}
         for rank in facts.ranks:
             activity, kind = self.activities[rank.rank], self.activities[rank.rank].kind
+            if kind == "mpi" and rank.rank in self.moving:
+                continue
             waits = self._waits_of(rank) if kind in ("waits", "lock", "unknown") else []
             if activity.is_of_helper:  # the helper may be in a call, which computes while it waits
                 waits = [each for each in self._waits_of(rank) if each.wait.is_call]
@@ -135,15 +138,18 @@ class Situation:
         entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
         waits = [wait for wait in rank.waits if wait.what != _SERVES]
         # Servers have calls under way that are answered when there is news.
-        if len(waits) > 1 or len(waits) < len(rank.waits):
-            waits = [wait for wait in waits if not wait.what.startswith(_REPLY)]
+        precise = [wait for wait in waits if not wait.what.startswith(_REPLY)]
+        if precise or len(waits) < len(rank.waits):
+            waits = precise
         last = self.last_pending(rank.rank)
-        if not rank.waits and last is not None:
+        if not rank.waits and last is not None and self.activities[rank.rank].kind == "waits":
             # A watchdog that cannot run writes no waits.
             waits = [Wait(last.call, (), last.start, last.slot, True)]
         found = []
         for wait in waits:
             entry = entries.get(wait.slot) if wait.slot else None
+            if entry is not None and (entry.end is not None or entry.name not in wait.what):
+                entry = None  # a later operation has the slot
             found.append(Blocked(wait, entry, frozenset(self._needed(rank, wait, entry))))
         return found
 
@@ -179,9 +185,13 @@ class Situation:
         return self._done[rank].get(group, 0)
 
 
+def _collectives(number: int) -> str:
+    return f"{number} collective{'s' * (number != 1)}"
+
+
 def _progress(rank: Rank) -> dict[int, int]:
     """Return the number of the last collective that a rank has begun, by group."""
-    done: dict[int, int] = {}
+    done = dict(rank.counts)
     for entry in () if rank.recording is None else rank.recording.entries:
         if not entry.failed:
             done[entry.group] = max(done.get(entry.group, 0), entry.sequence)
@@ -263,7 +273,7 @@ def _missing(situation: Situation, waiting: set[int], ranks: tuple[int, ...]) ->
                 if entry is not None and entry.sequence and rank in blocked.ranks:
                     made = situation.calls_made(rank, entry.group)
                     lines.append(
-                        f"{situation.facts.ranks[rank].name} has made {made} collectives of this "
+                        f"{situation.facts.ranks[rank].name} has made {_collectives(made)} of this "
                         f"group, and {situation.facts.ranks[other].name} is in number "
                         f"{entry.sequence}."
                     )
@@ -294,12 +304,14 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
                 continue
             for other in blocked.ranks & cycle:
                 if entry is None:
-                    behind[other] = f"{names[other].name} is not in {blocked.wait.what}"
+                    behind[other] = f"{names[other].name} has not begun {blocked.wait.what}"
                 elif entry.sequence:
+                    made = _collectives(situation.calls_made(other, entry.group))
+                    recording = names[rank].recording
+                    group = "" if recording is None else recording.groups[entry.group][0]
                     behind[other] = (
-                        f"{names[other].name} has made "
-                        f"{situation.calls_made(other, entry.group)} collectives of the group of "
-                        f"{names[rank].name}, which is in number {entry.sequence}"
+                        f"{names[other].name} has made {made} of group {group!r}, and "
+                        f"{names[rank].name} is in number {entry.sequence}"
                     )
     late = tuple(sorted(behind.keys() - ahead))
     if late:
@@ -315,6 +327,8 @@ def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
     """
     activities = [situation.activities[rank] for rank in ranks]
     if any(activity.kind != "mpi" for activity in activities):
+        return Cause("unknown", "unknown", ranks, ranks)
+    if len(ranks) == 1:
         return Cause("unknown", "unknown", ranks, ranks)
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):
@@ -371,25 +385,28 @@ def _unmatched(situation: Situation, loops: set[int]) -> Cause | None:
                 for e in recording.entries
                 if e.name == "recv" and e.group == entry.group and e.slot != entry.slot
             )
+            # Receives of earlier messages may have left the recorder.
+            begin = recording.entries[0].start if len(recording.entries) >= SLOTS else 0.0
             for other in recording.groups[entry.group][1]:
                 sent = situation.facts.ranks[other].recording
                 for call in () if sent is None or other == rank else sent.entries:
                     if call.name != "send" or call.group != entry.group or call.peer != rank:
                         continue
-                    if taken[other, call.tag]:
-                        taken[other, call.tag] -= 1
+                    source = next((peer for peer in (other, -1) if taken[peer, call.tag]), None)
+                    if source is not None:
+                        taken[source, call.tag] -= 1
+                        continue
+                    if call.start < begin:
                         continue
                     if (entry.peer, entry.tag) in ((other, call.tag), (-1, call.tag)):
                         continue
                     names = situation.facts.ranks
-                    source = (
-                        f"from {names[entry.peer].name}" if entry.peer >= 0 else "from any rank"
-                    )
+                    sender = names[entry.peer].name if entry.peer >= 0 else "any rank"
                     at = f" ({_at(call).removeprefix(' at ')})" if call.file else ""
                     detail = (
-                        f"{names[rank].name} waits for a message {source} with tag {entry.tag}, "
-                        f"and {names[other].name} has sent it one with tag {call.tag}{at}, which "
-                        "no receive takes",
+                        f"{names[rank].name} waits for a message from {sender} with tag "
+                        f"{entry.tag}, and no receive matches the message with tag {call.tag} that "
+                        f"{names[other].name} has sent to {names[rank].name}{at}",
                     )
                     ranks = tuple(sorted({rank, other}))
                     return Cause("stuck", "unmatched_message", ranks, tuple(sorted(loops)), detail)
@@ -405,10 +422,10 @@ def _of_idle(situation: Situation) -> Cause:
         for rank in situation.facts.ranks
         if rank.is_live and rank.rank not in ended and not situation.serves(rank.rank)
     ]
-    for kind in (*_FIRM[2:], *_SOFT):
+    for kind in (*_HELD, *_SOFT):
         ranks = tuple(rank for rank in live if kinds[rank] == kind)
         if ranks:
-            return Cause("stuck" if kind in _FIRM else "slow", kind, ranks, ended)
+            return Cause("stuck" if kind in _HELD else "slow", kind, ranks, ended)
     return Cause("unknown", "unknown", tuple(live), ended)
 
 
@@ -427,7 +444,7 @@ def activity_text(situation: Situation, rank: int) -> str:
     if blocked.wait.what.startswith(_FUNCTION):
         return f"is busy with {blocked.wait.what}"
     where = f" at {activity.frame}" if activity.frame is not None else ""
-    if blocked.entry is not None and activity.frame is None:
+    if blocked.entry is not None and activity.kind != "waits":  # another thread is in the call
         where = _at(blocked.entry)
     verb = "waits in" if blocked.wait.is_call else "waits for"
     return f"{verb} {blocked.wait.what}{where}"

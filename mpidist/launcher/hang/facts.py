@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from mpidist.launcher.run_folder import is_over, read_records
 from mpidist.recorder import Recording, read_recording
 from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
 
-_ANSWER_S = 5.0  # for the wrappers of the ranks to look
+_ANSWER_S = 8.0  # for the wrappers of the ranks to look
 _STATE_S = 2.2  # for the watchdogs of the ranks to write the waits
 _POLL_S = 0.05
 _HIDDEN = (RUNNER_FILE, "<frozen runpy>", "<frozen importlib._bootstrap>")
@@ -33,8 +35,15 @@ class Frame:
 
     def __str__(self) -> str:
         """Return the place. Files in the current folder are shown without it."""
-        folder = os.path.join(os.getcwd(), "")
-        return f"{self.file.removeprefix(folder)}:{self.line}"
+        return f"{self.file.removeprefix(_current_folder())}:{self.line}"
+
+
+@cache
+def _current_folder() -> str:
+    try:
+        return os.path.join(os.getcwd(), "")
+    except OSError:  # it was removed
+        return os.sep
 
 
 Stack = tuple[Frame, ...]
@@ -43,7 +52,7 @@ Stack = tuple[Frame, ...]
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait that the rank has told; see :class:`mpidist.mpi.pending.Wait`.
+    """A wait from the state record of a rank; see :class:`mpidist.mpi.pending.Wait`.
 
     Attributes:
         what: The wait, in words.
@@ -72,7 +81,8 @@ class Rank:
         failure: Record of its failure, or None.
         look: The look of its wrapper, or None.
         recording: Its flight recorder, or None.
-        has_moved: Whether it has begun or ended operations, or made steps, in the last second.
+        has_moved: Whether it has begun or ended operations, or made steps, since the report began.
+        counts: Number of the last collective that it has begun, by group.
         waits: Its waits of more than a second.
         stacks: The stacks of its main thread within a second; () if there are none.
         other_threads: The stacks of its other threads.
@@ -86,6 +96,7 @@ class Rank:
     look: Mapping[str, Any] | None = None
     recording: Recording | None = None
     has_moved: bool = False
+    counts: Mapping[int, int] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
     stacks: tuple[Stack, ...] = ()
     other_threads: tuple[Stack, ...] = ()
@@ -116,13 +127,26 @@ class Facts:
 
 
 def write_job(folder: Path, layout: Layout) -> None:
-    """Write ``job.json``: the number of ranks and their jobs."""
-    job = {"ranks": layout.ranks, "names": [layout.task(rank) for rank in range(layout.ranks)]}
+    """Write ``job.json``: the number of ranks and their jobs, and the process of mpidist run."""
+    names = [layout.task(rank) for rank in range(layout.ranks)]
+    job = {"ranks": layout.ranks, "names": names, "pid": os.getpid()}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
 
+def newest_job() -> Path | None:
+    """Return the folder of the newest running job of this host that has a temporary folder."""
+    running = []
+    for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
+        # Skipped: folders of other users, and folders that are being removed.
+        with suppress(OSError, ValueError, KeyError):
+            job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+            if Path(f"/proc/{job['pid']}").exists() and not is_over(path):
+                running.append((path.stat().st_mtime, path))
+    return max(running, default=(0.0, None))[1]
+
+
 def gather(folder: Path) -> Facts:
-    """Ask the ranks of a job, and return the facts. This takes one to six seconds.
+    """Ask the ranks of a job, and return the facts. This takes one to eight seconds.
 
     Raises:
         OSError: The folder is not that of a job, or cannot be written.
@@ -159,6 +183,7 @@ def gather(folder: Path) -> Facts:
                 recording=recording,
                 has_moved=_has_moved(before[rank], recording)
                 or _steps(metrics.get(rank)) != _steps(states.get(rank, {}).get("tasks")),
+                counts={int(k): v for k, v in states.get(rank, {}).get("counts", {}).items()},
                 waits=() if over else _waits(states.get(rank, {}), numbers),
                 stacks=mains,
                 other_threads=tuple(map(_stack, others)),
@@ -171,21 +196,22 @@ def gather(folder: Path) -> Facts:
 
 def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
     """Have the wrappers look at their ranks. Return their looks, by rank."""
-    number, began = time.time_ns(), time.time()
+    number, began, started = time.time_ns(), time.time(), time.monotonic()
     part = folder / f"look.json.{os.getpid()}"
     part.write_text(json.dumps({"number": number, "stacks_signal": STACKS_SIGNAL}))
     part.replace(folder / "look.json")
     found: dict[int, dict[str, Any]] = {}
-    for passed in itertools.count():
+    while True:
         records = read_records(folder, "look")
-        found = {rank: look for rank, look in records.items() if look["number"] == number}
+        # Numbers grow, so a later request, of another report, gives later looks.
+        found = {rank: look for rank, look in records.items() if look["number"] >= number}
         gone = read_records(folder, "exit")
         fresh = [
             rank
             for rank, state in read_records(folder, "state").items()
             if state["time"] > began + 1.0
         ]
-        waited_s = passed * _POLL_S
+        waited_s = time.monotonic() - started
         missing = set(range(size)) - found.keys() - gone.keys()
         late = found.keys() & read_records(folder, "rank").keys() - set(fresh)
         if (not missing or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):

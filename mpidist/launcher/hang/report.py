@@ -24,15 +24,15 @@ _ADVICE = {
     "different_calls": "All ranks must make the same calls in the same order, with the same shape, "
     "dtype and root.",
     "ended": "Every rank must make the same calls: look for an early return, or fewer batches.",
-    "deadlock": "Let one of them make the call of the other first, or use isend and irecv.",
+    "deadlock": "Change the order of the calls on one rank, or use isend and irecv.",
     "unmatched_message": "Give the send and the receive the same tag, and each the rank of the "
     "other.",
-    "computing": "It may be slow, or in an endless loop: ask again, and compare the lines.",
-    "sleeping": "It may wait for something that never comes: ask again, and compare the lines.",
-    "lock": "Look at the other threads of this rank, below.",
-    "stopped": "",
-    "debugger": "Continue it in the debugger, or end the debugger.",
-    "file": "",
+    "computing": "The code may be slow, or an endless loop: ask again, and compare the lines.",
+    "sleeping": "The code may wait for an event that never comes: ask again, and compare the "
+    "lines.",
+    "lock": "The lines of the other threads are below.",
+    "debugger": "Continue in the debugger, or end it.",
+    "socket": "Look at the process at the other end of the connection.",
     "child": "Look at the child process with py-spy or ps.",
     "swapped": "Give the job more memory, or start fewer ranks on the host.",
     "waiting": "Ask again, and look at the tasks that the ranks wait for.",
@@ -42,7 +42,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Place:
-    """Ranks that do the same.
+    """Ranks with the same activity and stack.
 
     Attributes:
         ranks: The ranks.
@@ -102,7 +102,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         lines = [*textwrap.wrap(self.text, _COLUMNS), ""]
-        lines += [f"  {line}" for line in self.evidence if line not in self.text]
+        lines += [f"  {line}" for line in self.evidence if line not in self.text][:_MOST_PLACES]
         for place in self.places[:_MOST_PLACES]:
             doing = place.doing.removeprefix("waits in ")
             lines.append(f"  {place.names}: {doing}")
@@ -115,7 +115,7 @@ class Report:
 
 
 def report_on(folder: Path) -> Report:
-    """Ask the ranks of a job, and return the report. This takes one to six seconds.
+    """Ask the ranks of a job, and return the report. This takes one to eight seconds.
 
     Raises:
         OSError: The folder is not that of a job, or cannot be written.
@@ -138,16 +138,17 @@ def report_on(folder: Path) -> Report:
 def _paragraph(situation: Situation, cause: Cause) -> str:
     """Return the cause in one paragraph."""
     if cause.verdict == "ended":
-        return " ".join(["The job has ended.", *map(_sentence, cause.detail)])
+        over = "The job has ended." if situation.facts.is_over else "The job is ending."
+        return " ".join([over, *map(_sentence, cause.detail)])
     if cause.verdict == "moving":
         moving = _names(sorted(situation.moving))
-        return f"The job is moving: {moving} made calls or steps in the last second."
+        return f"The job is moving: {moving} made calls or steps since the report began."
     parts = []
     if cause.kind in ("deadlock", "different_calls", "unknown", "unmatched_message"):
         opening = {
-            "deadlock": f"{_names(cause.ranks).capitalize()} wait for each other.",
+            "deadlock": f"{_upper(_names(cause.ranks))} wait for each other.",
             "different_calls": "The ranks make different calls.",
-            "unmatched_message": "A message is not received, because the receive asks for another.",
+            "unmatched_message": "No receive matches a message that was sent.",
             "unknown": "The cause is not known.",
         }[cause.kind]
         if cause.verdict == "unknown" and cause.kind != "unknown":
@@ -158,8 +159,8 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
     else:
         others = [rank for rank in cause.waiting if rank not in cause.ranks]
         if others:
-            parts += _sentences(situation, others)
-            parts[-1] = f"{parts[-1][:-1]}, for {_all_names(situation, cause.ranks)}."
+            first, *more = _sentences(situation, others)
+            parts += [f"{first[:-1]}, for {_all_names(situation, cause.ranks)}.", *more]
         elif not cause.ranks:
             parts.append("No rank waits for another in a call.")
         parts += _sentences(situation, cause.ranks)
@@ -172,24 +173,28 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
 
 
 def _sentences(situation: Situation, ranks: Iterable[int]) -> list[str]:
-    """Return a sentence for each thing that ranks do."""
+    """Return a sentence for each activity of the ranks."""
     by_text: dict[str, list[int]] = {}
     for rank in ranks:
         by_text.setdefault(activity_text(situation, rank), []).append(rank)
     sentences = [f"{_subject(situation, some)} {text}." for text, some in by_text.items()]
     if len(sentences) > 3:
-        sentences[3:] = [f"{len(sentences) - 3} more are below."]
+        sentences[3:] = ["The others are below."]
     return sentences
 
 
+def _upper(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+    return f"{_upper(text.removesuffix('.'))}."
 
 
 def _subject(situation: Situation, ranks: Sequence[int]) -> str:
     """Return the names of ranks, at the beginning of a sentence."""
     if len(ranks) == 1:
-        return situation.facts.ranks[ranks[0]].name.capitalize()
+        return _upper(situation.facts.ranks[ranks[0]].name)
     return f"Each of {_all_names(situation, ranks)}"
 
 
@@ -222,8 +227,8 @@ def _places(situation: Situation) -> list[Place]:
         merged.setdefault((activity_text(situation, each.rank), inside), []).append(each.rank)
     places = []
     for (doing, stack), ranks in merged.items():
-        waits = [wait.since for rank in ranks for wait in situation.facts.ranks[rank].waits]
-        since = f", for {now - min(waits):.0f} s" if waits and ranks[0] in situation.blocked else ""
+        starts = [each.wait.since for rank in ranks for each in situation.blocked.get(rank, [])]
+        since = f", for {now - min(starts):.0f} s" if starts else ""
         names = _all_names(situation, ranks)
         places.append(Place(tuple(ranks), names, doing + since, stack))
         for rank in ranks:
@@ -269,8 +274,11 @@ def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:
     mute = [
         rank.rank
         for rank in ranks
-        if rank.look is not None and not rank.stacks and rank.look["state"] not in ("T", "t")
+        if rank.look is not None
+        and not rank.stacks
+        and rank.look["has_handler"]
+        and rank.look["state"] not in ("T", "t")
     ]
     if mute:
-        lines.append(f"{_names(mute)} gave no Python stack")
+        lines.append(f"No Python stack of {_names(mute)} could be read.")
     return lines
