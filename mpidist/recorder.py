@@ -52,7 +52,7 @@ def script_frame(depth: int) -> FrameType:
     return frame
 
 
-class Work(Protocol):
+class Completed(Protocol):
     """The handle of an asynchronous operation."""
 
     @property
@@ -174,12 +174,12 @@ class GroupRecorder:
         """Record the end of an operation; a negative time if it has raised an error."""
         self.times[op.slot] = -time() if failed else time()
 
-    def ender(self, op: Recorded) -> Callable[[Work], None]:
+    def end_callback(self, op: Recorded) -> Callable[[Completed], None]:
         """Return a function that records the end of an operation when its Work has ended."""
         at = op.slot
         start = self.times[at - 1]
 
-        def end(work: Work) -> None:
+        def end(work: Completed) -> None:
             if self.times[at - 1] == start:  # otherwise a later operation has the slot
                 self.times[at] = time() if work.error is None else -time()
 

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from time import time as now
+from time import time as wall_time
 from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
@@ -155,7 +155,7 @@ class Submission:
                 op.signature = signature
                 self._log.append(signature)
             if record is not None:
-                ended = record.begin(op, op.signature or op.facts())
+                slot = record.begin(op, op.signature or op.facts())
             if self._compares and sequence >= self._next_compared:
                 comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
@@ -171,7 +171,7 @@ class Submission:
             ):
                 self._run(op, limit, left)
                 if record is not None:
-                    record.times[ended] = now()
+                    record.times[slot] = wall_time()
                 return None
             work = self._start(op) if comparison is None else self._start_uncompared(op, comparison)
         finally:
@@ -397,7 +397,7 @@ class Submission:
     def _record_end(self, op: Op, work: Work) -> None:
         """Record the end of an operation when its Work ends."""
         assert self._record is not None
-        work.add_done_callback(self._record.ender(op))
+        work.add_done_callback(self._record.end_callback(op))
 
     def _start(self, op: Op) -> Work:
         fork.check_mpi()

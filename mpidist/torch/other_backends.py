@@ -45,7 +45,7 @@ class MixedProcessGroup(MpidistProcessGroup):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Collective. Wait until all members have entered, on the device of the options."""
-        other = _other(self, [getattr(opts, "device", None)])
+        other = _group_for(self, [getattr(opts, "device", None)])
         if other is None:
             return MpidistProcessGroup.barrier(self, opts, timeout)
         return other.barrier(opts)
@@ -74,7 +74,7 @@ class MixedProcessGroup(MpidistProcessGroup):
         return ended
 
     def _get_backend(self, device: torch.device) -> Any:
-        other = _other(self, [device])
+        other = _group_for(self, [device])
         if other is None:
             return MpidistProcessGroup._get_backend(self, device)
         return other._get_backend(device)
@@ -83,7 +83,7 @@ class MixedProcessGroup(MpidistProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        others = _find_names(self)
+        others = _other_backends(self)
         served = [name for name in DEVICES if name not in others]
         served += [name for name in others if dist.is_backend_available(others[name])]
         return [torch.device(name) for name in served]
@@ -95,7 +95,7 @@ class MixedProcessGroup(MpidistProcessGroup):
         With a device, torch would split NCCL's communicator for each new group. The ranks outside
         the new group would then wait, because NCCL starts later here.
         """
-        return None if _find_names(self) else dist.ProcessGroup.bound_device_id.fget(self)
+        return None if _other_backends(self) else dist.ProcessGroup.bound_device_id.fget(self)
 
     @bound_device_id.setter
     def bound_device_id(self, device: torch.device | None) -> None:
@@ -141,7 +141,7 @@ class MixedProcessGroup(MpidistProcessGroup):
         return other
 
 
-def _find_names(group: MixedProcessGroup) -> dict[str, str]:
+def _other_backends(group: MixedProcessGroup) -> dict[str, str]:
     """Return the names of the other backends of a group, by device type."""
     if group._names is None:
         config = c10d._world.pg_backend_config.get(group)
@@ -154,12 +154,12 @@ def _find_names(group: MixedProcessGroup) -> dict[str, str]:
     return group._names
 
 
-def _other(group: MixedProcessGroup, arguments: Iterable[Any]) -> dist.ProcessGroup | None:
+def _group_for(group: MixedProcessGroup, arguments: Iterable[Any]) -> dist.ProcessGroup | None:
     """Return torch's group for the device of the arguments; None if mpidist serves it.
 
     The object may get another class meanwhile, so this is no method.
     """
-    names = _find_names(group)
+    names = _other_backends(group)
     device = _device_type(arguments) if names else None
     if device not in names:
         return None
@@ -169,14 +169,14 @@ def _other(group: MixedProcessGroup, arguments: Iterable[Any]) -> dist.ProcessGr
         return group._started[device]
 
 
-def _device_type(value: Any) -> str | None:
-    """Return the device type of the first tensor or device in nested lists."""
-    if isinstance(value, torch.Tensor):
-        return str(value.device.type)
-    if isinstance(value, torch.device):
-        return str(value.type)
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return next(filter(None, map(_device_type, value)), None)
+def _device_type(argument: Any) -> str | None:
+    """Return the device type of the first tensor or device in an argument, or in nested lists."""
+    if isinstance(argument, torch.Tensor):
+        return str(argument.device.type)
+    if isinstance(argument, torch.device):
+        return str(argument.type)
+    if isinstance(argument, Iterable) and not isinstance(argument, str):
+        return next(filter(None, map(_device_type, argument)), None)
     return None
 
 
@@ -184,7 +184,7 @@ def _dispatch(name: str) -> Callable[..., Any]:
     own = getattr(MpidistProcessGroup, name)
 
     def call(self: MixedProcessGroup, *args: Any, **named: Any) -> Any:
-        other = _other(self, [*args, *named.values()])
+        other = _group_for(self, [*args, *named.values()])
         return own(self, *args, **named) if other is None else getattr(other, name)(*args, **named)
 
     return call

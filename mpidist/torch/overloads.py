@@ -42,12 +42,14 @@ def call_overload(group: Any, method: str, given: Sequence[Any], **named: Any) -
         **named: The arguments by keyword.
 
     Returns:
-        The Work. Its time limit is the one of the arguments.
+        The Work. It has the time limit of the call, if one is given.
 
     Raises:
-        TypeError: The overload has no such argument, or lacks one.
+        TypeError: There are too many arguments, or one is missing.
     """
     options_class, names = _OVERLOADS[method]
+    if any(value is not None for value in given[len(names) :]):
+        raise TypeError(f"{method}() takes {', '.join(names)}, and no more arguments")
     pairs = [*zip(names, given, strict=False), *named.items()]
     values = {name: value for name, value in pairs if value is not None}
     tensors = [values[name] for name in names if name in values and name not in _FIELDS]
