@@ -19,6 +19,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import faulthandler
+import gc
 import io
 import os
 import signal
@@ -39,6 +40,7 @@ INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
 STACKS_SIGNAL = signal.SIGRTMAX - 4
 """Has a rank write the stacks of its threads to ``stacks-<rank>.txt`` by faulthandler."""
+_frames_lock = _thread.allocate_lock()
 _LOOK_S = 0.5
 _SAMPLES, _MOST_KEPT = 50, 5
 _SAMPLE_S = 0.02
@@ -355,7 +357,7 @@ def _answer_looks(
             changed = stat(request).st_mtime_ns
             samples: list[list[list[tuple[str, int, str]]]] = []
             for number in range(_SAMPLES):
-                frames = sys._current_frames()
+                frames = current_frames()
                 threads = [ident for ident in frames if ident not in (own, main)]
                 sample = [_frames_of(frames[ident]) for ident in (*threads, main)]
                 del frames
@@ -368,6 +370,22 @@ def _answer_looks(
             with open(request, encoding="utf-8") as file:
                 facts |= {"number": json.load(file)["number"], "samples": samples}
             _write_json(answer, facts)
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the current frame of each thread, by the thread's identifier.
+
+    A garbage collection within ``sys._current_frames`` waits for ever, up to Python 3.11.7 and
+    3.12.0 (CPython issue 106883).
+    """
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _write_json(path: str, record: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ from dataservice.dataset.base import (
 from dataservice.dataset.indexed import Map, mapped
 from dataservice.dataset.processes import RemoteFunction
 from mpidist.errors import FailedPreconditionError
+from mpidist.mpi import current_frames
 
 AUTOTUNE = -1
 """The value of ``num_parallel_calls`` or ``buffer_size`` for a number that the library chooses."""
@@ -88,7 +89,7 @@ def running_function(threads: Iterable[int]) -> str | None:
         As in ``"the function `decode` at data.py:12"``. None if no thread runs such a function, or
         only one without frames, such as a function of NumPy.
     """
-    frames = sys._current_frames()
+    frames = current_frames()
     for thread in threads:
         outer, frame = frames.get(thread), None
         while outer is not None and _package_of(outer) != _PACKAGE:

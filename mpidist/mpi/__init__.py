@@ -5,6 +5,7 @@ from mpidist.mpi.backoff import Backoff, SharedCoreBackoff
 from mpidist.mpi.metrics import TaskMetrics, task_metrics
 from mpidist.mpi.pending import DETAIL_HINT, PendingOps, pending_ops, waiting_for, watched
 from mpidist.mpi.world import World, launched, started_world, this_rank, world
+from mpidist.runner import current_frames
 
 __all__ = [
     "DETAIL_HINT",
@@ -13,6 +14,7 @@ __all__ = [
     "SharedCoreBackoff",
     "TaskMetrics",
     "World",
+    "current_frames",
     "fork",
     "launched",
     "pending_ops",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ from mpidist.mpi.pending import (
     missing_rank,
     waits,
 )
+from mpidist.runner import current_frames
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -278,7 +278,7 @@ class Watchdog:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = [
             f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-            for ident, frame in sys._current_frames().items()
+            for ident, frame in current_frames().items()
             if ident != threading.get_ident()
         ]
         self._end_job(reason, "\n".join(stacks))
