@@ -32,7 +32,7 @@ _COLUMNS = (
     "steps\n/s", "in\nMiB/s", "out\nMiB/s", "stale-\nness", "queue", "wait-\ning", "data\nwait",
     "busy",
 )  # fmt: skip
-_HOST, _FIRST_NUMBER = 2, 6  # positions of columns
+_HOST, _OPERATION, _FIRST_NUMBER = 2, 5, 6  # positions of columns
 _NOTHING = {"-", "0", "0.0", "0%"}
 
 
@@ -296,7 +296,7 @@ def _table(snapshot: Snapshot, bases: Records, folder: Path) -> Group:
     shown = [
         number
         for number, values in enumerate(columns)
-        if number < _FIRST_NUMBER or not _NOTHING.issuperset(values)
+        if number < _OPERATION or not _NOTHING.issuperset(values)
     ]
     hosts = set(columns[_HOST]) if columns else set()
     if len(hosts) == 1:

@@ -181,6 +181,8 @@ def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, f
     asked = []
 
     class Connection:
+        task = "ps 0"
+
         def start(self, method, message, buffers=(), into=()):
             assert all(work.is_completed() for work in asked[: len(asked) // 125 * 125])
             error = errors.ResourceExhaustedError("a piece") if len(asked) == failing else None

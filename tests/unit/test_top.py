@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from mpidist.config import Config
-from mpidist.launcher import main, report, top
+from mpidist.launcher import main, run_folder, top
 from mpidist.launcher.timeline import events_of
 from mpidist.launcher.top import Snapshot
 from mpidist.mpi import metrics, records
@@ -44,12 +44,27 @@ def test_means_since_the_start_and_since_the_last_look(tmp_path):
     write_job(tmp_path, 110.0)
     first = Snapshot.of(tmp_path)
     ps, worker = first.rows({}, 110.5)
-    assert ps == ["ps 0", "0", "h", "77", "running", "4.0", "0.3", "0.0", "-", "2", "-", "-", "50%"]
+    assert ps == [
+        "ps 0",
+        "0",
+        "h",
+        "77",
+        "running",
+        "-",
+        "4.0",
+        "0.3",
+        "0.0",
+        "-",
+        "2",
+        "-",
+        "-",
+        "50%",
+    ]
     assert worker == [
-        "worker 0", "1", "h", "77", "running", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
+        "worker 0", "1", "h", "77", "running", "-", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
     ]  # fmt: skip
     write_job(tmp_path, 112.0, steps=60.0)
-    assert [row[5] for row in Snapshot.of(tmp_path).rows(first.metrics, 112.0)] == ["10.0"] * 2
+    assert [row[6] for row in Snapshot.of(tmp_path).rows(first.metrics, 112.0)] == ["10.0"] * 2
     assert [row[4] for row in first.rows({}, 140.0)] == ["silent 30 s"] * 2
     assert first.states() == {"running"}
 
@@ -73,7 +88,7 @@ def test_rates_last_until_there_are_new_numbers(tmp_path, capsys, monkeypatch):
         if looks.append(step) is None and len(looks) == 1:
             write_job(tmp_path, 112.0, steps=60.0)
         if len(looks) == 3:
-            report.write_end(tmp_path, 0)
+            run_folder.write_end(tmp_path, 0)
 
     looks = []
     monkeypatch.setattr(time, "sleep", look)
@@ -91,10 +106,10 @@ def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
     write_job(tmp_path, 110.0)
     write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
     assert "running" in Snapshot.of(tmp_path).states()
-    report.write_end(tmp_path, 137)
+    run_folder.write_end(tmp_path, 137)
     assert main(["top", str(tmp_path)]) == 0  # and does not wait
     assert capsys.readouterr().out.count("ended") == 1
-    report.clear_records(tmp_path)
+    run_folder.clear_records(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -166,8 +181,8 @@ def test_a_rank_without_numbers(tmp_path):
     write(tmp_path, "rank-0.json", {**RANK, "rank": 0, "job": None, "task": None})
     write(tmp_path, "rank-1.json", WORKER)
     assert Snapshot.of(tmp_path).rows({}, 110.0) == [
-        ["-", "0", "h", "77", "running", *["-"] * 8],
-        ["worker 0", "1", "h", "77", "running", *["-"] * 8],
+        ["-", "0", "h", "77", "running", *["-"] * 9],
+        ["worker 0", "1", "h", "77", "running", *["-"] * 9],
     ]
 
 
