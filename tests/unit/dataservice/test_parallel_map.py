@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -65,7 +66,10 @@ def test_what_a_process_prints_is_no_answer(capfd, monkeypatch):
     assert values(Dataset.range(3).map(lambda i: (print("seen", i), i)[1], 1, processes=True)) == [
         0, 1, 2,
     ]  # fmt: skip
-    assert "seen 2" in capfd.readouterr().err
+    shown, deadline = "", time.monotonic() + 30
+    while "seen 2" not in shown and time.monotonic() < deadline:  # the process writes it itself
+        shown += capfd.readouterr().err
+    assert "seen 2" in shown
 
 
 class Odd(Exception):
