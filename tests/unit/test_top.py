@@ -61,7 +61,8 @@ def test_means_since_the_start_and_since_the_last_look(tmp_path):
         "50%",
     ]
     assert worker == [
-        "worker 0", "1", "h", "77", "running", "-", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
+        "worker 0", "1", "h", "77", "running", "-",
+        "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
     ]  # fmt: skip
     write_job(tmp_path, 112.0, steps=60.0)
     assert [row[6] for row in Snapshot.of(tmp_path).rows(first.metrics, 112.0)] == ["10.0"] * 2
