@@ -177,7 +177,8 @@ def gather(folder: Path) -> Facts:
                 rank,
                 f"rank {rank}" if name is None else f"rank {rank} ({name[0]} {name[1]})",
                 has_started_mpi=rank in records,
-                exit=exits.get(rank),
+                # Ranks that the launcher ends may leave no record.
+                exit=exits.get(rank, {"terminated": True} if over else None),
                 failure=failures.get(rank),
                 look=looks.get(rank),
                 recording=recording,
