@@ -47,9 +47,7 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     threads, processes = _threads(pid), _descendants(pid)
     stacks = _answered_stacks(os.path.join(folder, f"stacks-{rank}.json"), pid, number)
     has_handler = bool(int(_status(pid).get("SigCgt", "0"), 16) >> (stacks_signal - 1) & 1)
-    if (
-        not stacks and has_handler and not _has_ended(pid)
-    ):  # otherwise the signal would have no effect
+    if not stacks and has_handler and not _has_ended(pid):
         path = os.path.join(folder, f"stacks-{rank}.txt")
         for _ in range(_SIGNALS):
             stacks += _signalled_stacks(path, pid, stacks_signal)

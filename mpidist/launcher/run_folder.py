@@ -9,7 +9,7 @@ File                       Written by              When
 ``state-<r>.json``         the runtime             every second: metrics, and long waits
 ``operations-<r>.ring``,   the runtime             each operation of a group; see
 ``operations-<r>.jsonl``                           :mod:`mpidist.recorder`
-``look.json``              whoever asks            to look at the ranks
+``look.json``              a report on a hang      it begins
 ``look-<r>.json``          the wrapper             in a look: threads, children, stacks
 ``stacks-<r>.json``,       the runner              in a look: the stacks of its threads;
 ``stacks-<r>.txt``                                 by faulthandler while C code has the GIL

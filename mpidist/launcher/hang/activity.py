@@ -100,7 +100,7 @@ def activity_of(rank: Rank) -> Activity:
         )
     if not rank.stacks or not rank.stacks[-1]:
         if not look["has_begun"]:
-            return Activity("start", "has not begun its script")
+            return Activity("unknown", "has not begun its script")
         if not look["has_handler"]:  # the interpreter has ended
             return Activity("ended", "has ended its script, and waits in MPI_Finalize")
         return _by_kernel(rank, None, "its Python stack could not be read")

@@ -18,7 +18,7 @@ from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
 from mpidist.recorder import SLOTS, Entry
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
-# Activities that stop a rank, then those that may only take long.
+# Activities that stop a rank, and activities that may only be slow.
 _HELD = ("stopped", "debugger", "file", "lock", "child", "socket")
 _FIRM = ("ended", *_HELD)
 _SOFT = ("swapped", "sleeping", "computing")
@@ -326,9 +326,7 @@ def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
     It is not certain: ranks that exchange messages are in receives most of the time.
     """
     activities = [situation.activities[rank] for rank in ranks]
-    if any(activity.kind != "mpi" for activity in activities):
-        return Cause("unknown", "unknown", ranks, ranks)
-    if len(ranks) == 1:
+    if len(ranks) == 1 or any(activity.kind != "mpi" for activity in activities):
         return Cause("unknown", "unknown", ranks, ranks)
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):
