@@ -3,6 +3,7 @@
 from mpidist import errors, group
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.reduce_op import ReduceOp
+from mpidist.checkpoints.arrays import Checkpoints
 from mpidist.cluster import ClusterSpec, Server
 from mpidist.collectives.arrays import (
     all_gather,
@@ -107,6 +108,7 @@ __all__ = [
     "Address",
     "Backend",
     "CartesianGroup",
+    "Checkpoints",
     "ClusterSpec",
     "DeadlineExceededError",
     "DebugLevel",

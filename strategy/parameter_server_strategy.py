@@ -12,10 +12,13 @@ from weakref import finalize
 import numpy as np
 
 from mpidist import ClusterSpec, Server, errors, launched
+from mpidist.checkpoints import folder
+from mpidist.checkpoints.manager import Stateful
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from strategy.base import Strategy, current_strategy
-from strategy.checkpoints import checkpoint
-from strategy.checkpoints.checkpoint import checkpoint_lock_of
+from strategy.checkpoints.lock import checkpoint_lock_of
+from strategy.checkpoints.manager import StrategyCheckpoints
+from strategy.checkpoints.parts import step_in
 from strategy.client.checkpoints import CheckpointClient
 from strategy.client.connection import TRANSPORTS, Connection, Transport
 from strategy.client.sync_modes import ModeName, checked_mode, sync_mode_of
@@ -386,15 +389,15 @@ class ParameterServerStrategy(Strategy):
                 been written.
         """
         with self._checkpoint_lock.held("save()"):
-            self._drain()
+            self.drain()
             step, files = int(self.global_step), extra or {}
             names = list(self.creator.by_name)
             count = len(self._connections)
-            with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
+            with folder.Writing(directory, step, count, keep, files, names) as writing:
                 for name, content in files.items():
                     writing.add(name, content)
-                self._checkpoints.save(writing.paths)
-                writing.take_step(self.global_step.name)
+                self._checkpoints.begin_save(writing.paths).end()
+                writing.name_by(step_in(writing.paths, self.global_step.name, step))
             return writing.path
 
     def restore(self, path: str | None) -> int:
@@ -434,14 +437,82 @@ class ParameterServerStrategy(Strategy):
                 "without one"
             )
         with self._checkpoint_lock.held("restore()"):
-            self._drain()
+            self.drain()
             self._checkpoints.restore(os.path.abspath(path))
             return int(self.global_step)
+
+    def checkpoints(
+        self,
+        directory: str | os.PathLike[str],
+        every: int | None = None,
+        keep: int = 3,
+        extra: Mapping[str, Stateful] | None = None,
+        own: Mapping[str, Stateful] | None = None,
+    ) -> StrategyCheckpoints:
+        """Collective over the workers. Return a manager that saves during the training.
+
+        All workers call ``restore()`` of the manager once, ``step()`` after each of their steps,
+        and ``close()`` at the end. When a checkpoint is due, the workers wait for each other, and
+        until the ps tasks have copied the variables. The ps tasks write the copies while the
+        training goes on. So a checkpoint has the same number of steps of each worker.
+
+        After SIGUSR1, as a batch system sends it before the time limit, the workers save after the
+        step, and the job ends with status 75. ``mpidist run --restarts`` starts a job again that
+        has failed. In mode ``"sync"`` the training then has the same result, bit by bit, as one
+        that was not interrupted.
+
+        Args:
+            directory: Folder of all checkpoints; see :meth:`save`.
+            every: Steps of each worker between two checkpoints. By default there is one only at
+                the end, and after a signal. With backup workers it must be None: workers take
+                different numbers of steps.
+            keep: Number of checkpoints to keep, at least 1.
+            extra: Objects with a state that holds for all workers, by name of a file: an iterator
+                over all batches, or over a data service with a fixed order, or any object with
+                ``get_state() -> bytes`` and ``set_state(bytes)``. The state of the chief is saved,
+                and restored on all workers, of any number.
+            own: Objects with a state of each worker, such as an iterator over its own files. Such a
+                checkpoint can be restored only by as many workers.
+
+        Raises:
+            ValueError: ``every`` or ``keep`` is less than 1, a name is not valid, or ``every`` is
+                given with backup workers.
+
+        Example:
+            >>> import tempfile
+            >>> from strategy import ParameterServerStrategy, get_variable, optimizers
+            >>> strategy, folder = ParameterServerStrategy(), tempfile.mkdtemp()
+            >>> with strategy.scope():
+            ...     w = get_variable("w", (2,), initializer="zeros")
+            >>> optimizer = optimizers.SGD(0.5)
+            >>> with strategy.checkpoints(folder, every=10) as checkpoints:
+            ...     for step in range(checkpoints.restore(), 20):
+            ...         work = optimizer.apply_gradients([([-1.0, -1.0], w)])
+            ...         checkpoints.step()
+            >>> w.numpy()
+            array([10., 10.], dtype=float32)
+            >>> strategy.checkpoints(folder).restore()
+            20
+        """
+        name, backups, _ = self._mode
+        if backups and every is not None:
+            raise ValueError(
+                "with backup workers, workers take different numbers of steps: leave out every"
+            )
+        self._groups_made += 1
+        group = self._host.task_group(
+            workers_of(self._host.cluster_spec),
+            f"checkpoints {self._groups_made} of strategy {self.name!r}",
+        )
+        return StrategyCheckpoints(
+            self, self._checkpoints, self._checkpoint_lock, os.fspath(directory), every, keep,
+            extra, own, group, lockstep=name == "sync" and not backups,
+        )  # fmt: skip
 
     @staticmethod
     def latest_checkpoint(directory: str) -> str | None:
         """Return the complete checkpoint of a folder that was saved last, or None."""
-        found = checkpoint.checkpoints(directory)
+        found = folder.checkpoints(directory)
         return found[-1] if found else None
 
     def _connect(
@@ -475,6 +546,7 @@ class ParameterServerStrategy(Strategy):
         mode = self._become_worker(host, alone)
         placement = Placement(self._placement, len(servers), alone)
         self._checkpoint_lock = checkpoint_lock_of(host)
+        self._groups_made = 0
         self._connections = self._connections_to(servers, host, mode)
         self.sync_mode = sync_mode_of(mode, self._connections, self.worker_index)
         self.creator = VariableCreator(self, self._connections, placement, self._partitioner)
@@ -568,11 +640,16 @@ class ParameterServerStrategy(Strategy):
         if self._closed:
             return
         try:
-            self._drain()
+            self.drain()
         finally:
             self.sync_mode.leave()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Wait until all pushes of this worker have been applied.
+
+        Raises:
+            Exception: The first error of a push.
+        """
         problem: BaseException | None = None
         for connection in self._connections:
             try:

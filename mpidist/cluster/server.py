@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -210,13 +211,16 @@ class Server:
         The call returns when at least one other task has closed or left, and all remaining tasks
         are in ``join`` or are evaluators. It also returns when :meth:`stop` is called.
 
+        Meanwhile SIGUSR1, which tells the workers to save a checkpoint, is ignored if it has no
+        handler.
+
         Raises:
             FailedPreconditionError: The server has not been started.
         """
         if self._stopped:
             return
         endpoint, membership = self.endpoint, self._membership
-        with waiting_for("requests"):
+        with waiting_for("requests"), _ignored_save_signal():
             if membership is None:
                 endpoint.serve(lambda: self._stopped)
             else:
@@ -319,12 +323,26 @@ class Server:
             tasks = [(job, index) for index in self._spec.task_indices(job)]
             if not any(task in self._own_tasks for task in tasks):
                 raise ValueError(f"{self.target} is not in job {job!r}")
-            comm = world().comm
-            ranks = [comm.rank]
-            if self._membership is not None:
-                ranks = [self._membership.rank_of(task) for task in tasks]
-            self._groups[job] = group_of(comm, ranks, job)
+            made = self.task_group(tasks, job)
+            if made is None:
+                made = group_of(world().comm, [world().rank], job)
+            self._groups[job] = made
         return self._groups[job]
+
+    def task_group(self, tasks: Sequence[Task], name: str) -> ProcessGroup | None:
+        """Collective over the tasks. Return a new process group of them.
+
+        Args:
+            tasks: Pairs of job and index, with the task of this process, equal on all tasks.
+            name: Name of the group, for messages.
+
+        Returns:
+            The group; None if the cluster lies in a single process.
+        """
+        if self._membership is None:
+            return None
+        ranks = [self._membership.rank_of(task) for task in tasks]
+        return group_of(world().comm, ranks, name)
 
     # Internals
 
@@ -400,3 +418,18 @@ class Server:
                     rest.callback(self._membership.announce, TaskState.CLOSED)
             for service in self._services:
                 rest.callback(service.close)
+
+
+@contextlib.contextmanager
+def _ignored_save_signal() -> Iterator[None]:
+    """Ignore SIGUSR1 in the block, unless the program handles it: it is for workers."""
+    number = signal.SIGUSR1
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (settings.hooks and is_main and signal.getsignal(number) is signal.SIG_DFL):
+        yield
+        return
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)

@@ -244,22 +244,26 @@ def in_words(signature: Signature, group: GroupInfo) -> str:
     return f"{name}({', '.join(words)})"
 
 
-def split_counts(array: Array) -> list[Array]:
-    """Return a contiguous array as several, each within the counts of every MPI."""
-    if array.size <= LARGEST_COUNT:
+def split_counts(array: Array, most: int = LARGEST_COUNT) -> list[Array]:
+    """Return a contiguous array as several, each within ``most`` elements.
+
+    The default is the largest count of every MPI.
+    """
+    if array.size <= most:
         return [array]
-    array = array.reshape(-1)
-    return [array[start : start + _SEGMENT_COUNT] for start in range(0, array.size, _SEGMENT_COUNT)]
+    array, length = array.reshape(-1), min(most, _SEGMENT_COUNT)
+    return [array[start : start + length] for start in range(0, array.size, length)]
 
 
-def split_op(op: Op) -> list[Op]:
-    """Return an Op as several, each within the counts of every MPI.
+def split_op(op: Op, most: int = LARGEST_COUNT) -> list[Op]:
+    """Return an Op as several, each within ``most`` elements.
 
     The arrays of elementwise operations are sliced. Each rank of reduce_scatter receives a part of
     its own, so columns of all parts are copied together.
 
     Args:
         op: An Op whose buffers are C-contiguous.
+        most: Number of elements. The default is the largest count of every MPI.
 
     Returns:
         The Op itself if it is small enough.
@@ -268,7 +272,7 @@ def split_op(op: Op) -> list[Op]:
         ValueError: A ragged operation, or one between neighbours, exceeds the counts.
     """
     size = op.count()
-    if size <= LARGEST_COUNT:
+    if size <= most:
         return [op]
     if op.recv_counts or op.name in _NEIGHBORS:
         raise ValueError(
@@ -281,7 +285,7 @@ def split_op(op: Op) -> list[Op]:
             for start in range(0, size, _COLUMN_COUNT)
         ]
     sends, recvs = (
-        itertools.repeat(None) if buffer is None else split_counts(buffer)
+        itertools.repeat(None) if buffer is None else split_counts(buffer, most)
         for buffer in (op.send, op.recv)
     )
     return [

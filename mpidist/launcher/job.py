@@ -31,6 +31,7 @@ _TICK_S = 0.1
 _OVER_S = 2.0
 _REPORT_S = 15.0  # for the report at the time limit of the job
 _STEP_S = 1.5  # time between the signals that end the launcher
+_SAVE_S = 30.0  # for the checkpoint after SIGTERM; Slurm sends SIGKILL after as many seconds
 _LEAVE_S = 1.0  # time for processes that the launcher has told to end before it ended itself
 
 
@@ -82,6 +83,7 @@ def run_job(
     *,
     failed: Callable[[], bool],
     ended: Callable[[], bool],
+    saves: Callable[[], bool],
     reporter: Reporter,
     timeout_s: float | None,
     standard_input: socket.socket | None,
@@ -96,6 +98,8 @@ def run_job(
         failed: Returns whether a rank has failed. The launcher must then end soon.
         ended: Returns whether all ranks have ended. Processes that they left are then killed, so
             that the launcher does not wait for them.
+        saves: Returns whether the job saves a checkpoint on SIGUSR1, and then ends. SIGTERM to this
+            command then gives it time for that.
         reporter: Reports why the job hangs: on SIGQUIT, at the time limit, and after a long wait.
         timeout_s: Limit of the whole job; None for no limit.
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
@@ -136,7 +140,13 @@ def run_job(
                     launcher.send_signal(number)
             elif number in _ENDING:
                 had_failed = had_failed or (not received and failed())
-                due = [(now, signal.SIGKILL)] if received else _steps(number, now)
+                if received:
+                    due = [(now, signal.SIGKILL)]
+                elif number == signal.SIGTERM and signal.SIGUSR1 in passed_on and saves():
+                    launcher.send_signal(signal.SIGUSR1)
+                    due = _steps(number, now + _SAVE_S)
+                else:
+                    due = _steps(number, now)
                 received = number
             elif due:
                 pass

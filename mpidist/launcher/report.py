@@ -11,12 +11,14 @@ from typing import Any
 from mpidist.launcher.hosts import without_address
 from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
-from mpidist.launcher.run_folder import Records, read_records
+from mpidist.launcher.run_folder import Records, read_record, read_records
 
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
 _BARE_STATUS_DELAY_S = 1.0
 _TIMEOUT_STATUS = 124  # as timeout(1)
+STOP_STATUS = 75
+"""Exit status of a job that has saved after a signal, as in :mod:`mpidist.checkpoints`."""
 _MOST_WAITS = 8
 
 
@@ -52,6 +54,12 @@ def first_failure(folder: Path) -> dict[str, Any] | None:
     # The rank's own reason explains the status that its wrapper sees a little later.
     failures |= read_records(folder, "failure")
     return min(failures.values(), key=lambda failure: failure["time"], default=None)
+
+
+def stopped_by(folder: Path) -> int:
+    """Return the signal after which the job has saved a checkpoint and stopped; 0 if it has not."""
+    number: int = read_record(folder, "manager").get("stopped_by", 0)
+    return number
 
 
 def successful_ranks(folder: Path) -> list[int]:
@@ -92,13 +100,13 @@ def report(
         timeout_s: The time limit of the job.
     """
     status, reason = _reason(folder, layout, result, hosts, timeout_s)
-    lines = []
+    lines: list[str] = []
     if result.alive:
         lines.append(f"{result.alive} processes of the job cannot be killed; look for them with ps")
     elif result.killed and status == 0:
         number = "1 process" if result.killed == 1 else f"{result.killed} processes"
         lines.append(f"killed {number} that the job left behind")
-    if result.signal:
+    if result.signal and not stopped_by(folder):
         lines += _waits(folder, layout)
     return status, [*lines, reason] if reason else lines
 
@@ -107,6 +115,12 @@ def _reason(
     folder: Path, layout: Layout, result: Result, hosts: Sequence[str], timeout_s: float | None
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
+    if number := stopped_by(folder):
+        saved = read_record(folder, "manager")
+        return STOP_STATUS, (
+            f"stopped by {describe_signal(number)} after step {saved['step']}, which is saved in "
+            f"{saved['path']}; the same command continues there"
+        )
     ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
     if result.signal and not result.had_failed:
         name = "Ctrl-C" if result.signal == signal.SIGINT else describe_signal(result.signal)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from mpidist.launcher.hang.automatic import Reporter
 from mpidist.launcher.hang.facts import write_job
 from mpidist.launcher.hosts import assign_slots, most_ranks_on_a_host, parse_hosts, read_host_file
 from mpidist.launcher.job import (
+    Result,
     blocked_signals,
     input_is_elsewhere,
     listen_for_rank_0,
@@ -29,13 +32,15 @@ from mpidist.launcher.job import (
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
 from mpidist.launcher.leftovers import no_shared_files, temporary_folder
 from mpidist.launcher.report import first_failure, report
-from mpidist.launcher.run_folder import clear_records, read_records, write_end
+from mpidist.launcher.restarts import Restarts, interrupted
+from mpidist.launcher.run_folder import clear_records, read_record, read_records, write_end
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
 from mpidist.runner import RUNNER_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
-_FOR_WRAPPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN")
+_FOR_RANKS = ("MPIDIST_RESTART", "MPIDIST_RESTART_REASON")
+_FOR_WRAPPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN", *_FOR_RANKS)
 _Slots = tuple[tuple[str, int], ...]
 
 
@@ -79,6 +84,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "first job, ps 0 where there are ps. For all other ranks, and without this option, "
         "standard input is empty",
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the job again after a failure. N counts the restarts after an attempt that has "
+        "completed no new checkpoint",
+    )
+    parser.add_argument(
+        "--restart-delay", type=float, default=0.0, metavar="S", help="wait S seconds before"
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
         "--run-dir",
@@ -116,40 +132,81 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     # Signals are blocked before anything is made that must be removed.
     with blocked_signals() as signals, temporary_folder("mpidist-run-") as scratch:
         folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            clear_records(folder)
-            write_job(folder, layout)
-        except OSError as error:
-            parser.error(f"--run-dir must be a folder that you can write ({error})")
-        standard_input = listen_for_rank_0() if namespace.stdin else None
         environment = _environment(layout, launcher, slots, variables, scratch)
         environment |= {
             "MPIDIST_RUN_DIR": str(folder),
             "MPIDIST_RUN_LABELS": _labels(layout) if namespace.label else "",
-            "MPIDIST_RUN_STDIN": name_of(standard_input) if standard_input else "",
         }
-        with no_shared_files(launcher.vendor.shared_files):
-            result = run_job(
-                command,
-                environment,
-                signals,
-                failed=lambda: first_failure(folder) is not None,
-                ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
-                reporter=Reporter(folder),
-                timeout_s=namespace.timeout,
-                standard_input=standard_input,
-                passed_on=launcher.vendor.passed_on,
-            )
-        hosts = [host for host, _ in slots]
-        status, lines = report(folder, layout, result, hosts, namespace.timeout)
+        restarts = Restarts(namespace.restarts, namespace.restart_delay)
+        deadline = math.inf if namespace.timeout is None else time.monotonic() + namespace.timeout
+        reason = ""
+        while True:
+            environment |= {
+                "MPIDIST_RESTART": str(len(restarts.attempts)),
+                "MPIDIST_RESTART_REASON": reason,
+            }
+            try:
+                result = _attempt(
+                    namespace, folder, layout, launcher, command, environment, signals, deadline
+                )
+            except OSError as error:
+                parser.error(f"--run-dir must be a folder that you can write ({error})")
+            hosts = [host for host, _ in slots]
+            status, lines = report(folder, layout, result, hosts, namespace.timeout)
+            reason = lines[-1] if status and lines else ""
+            restarts.add(folder, status, reason)
+            if not restarts.may_go_on(folder, result):
+                break
+            _print([*lines, restarts.announcement()])
+            if number := restarts.wait(signals):
+                status, lines = 128 + number, [interrupted(number)]
+                restarts.add(folder, status, lines[0])
+                break
         with contextlib.suppress(OSError):  # the script may have removed the folder
             write_end(folder, status)
-        if lines:
-            # The first newline ends the line in the middle of which a rank may have been ended.
-            sys.stderr.write("".join(["\n", *(f"mpidist run: {line}\n" for line in lines)]))
-            sys.stderr.flush()
+        _print([*(lines[:-1] if status else lines), *restarts.summary()])
         return status
+
+
+def _attempt(
+    namespace: argparse.Namespace,
+    folder: Path,
+    layout: Layout,
+    launcher: Launcher,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    signals: set[int],
+    deadline: float,
+) -> Result:
+    """Run the job once. Raise an OSError if the run folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_records(folder)
+    write_job(folder, layout)
+    standard_input = listen_for_rank_0() if namespace.stdin else None
+    with no_shared_files(launcher.vendor.shared_files):
+        return run_job(
+            command,
+            {
+                **environment,
+                "MPIDIST_RUN_STDIN": name_of(standard_input) if standard_input else "",
+            },
+            signals,
+            failed=lambda: first_failure(folder) is not None,
+            ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
+            saves=lambda: bool(read_record(folder, "manager")),
+            reporter=Reporter(folder),
+            timeout_s=None if deadline == math.inf else deadline - time.monotonic(),
+            standard_input=standard_input,
+            passed_on=launcher.vendor.passed_on,
+        )
+
+
+def _print(lines: Sequence[str]) -> None:
+    """Print lines of this command to standard error."""
+    if lines:
+        # The first newline ends the line in the middle of which a rank may have been ended.
+        sys.stderr.write("".join(["\n", *(f"mpidist run: {line}\n" for line in lines)]))
+        sys.stderr.flush()
 
 
 def _check(namespace: argparse.Namespace, ranks: int) -> None:
@@ -163,6 +220,12 @@ def _check(namespace: argparse.Namespace, ranks: int) -> None:
         raise ValueError(f"only one rank can read the script {script}: give -n 1, or a file")
     if namespace.timeout is not None and not namespace.timeout > 0:
         raise ValueError(f"--timeout {namespace.timeout:g} must be positive")
+    if namespace.restarts < 0:
+        raise ValueError(f"--restarts {namespace.restarts} is negative; give 0 or more")
+    if not 0 <= namespace.restart_delay < math.inf:
+        raise ValueError(f"--restart-delay {namespace.restart_delay:g} is not a number of seconds")
+    if namespace.restarts and namespace.stdin:
+        raise ValueError("--stdin can be read only once: leave out --restarts, or read a file")
     if namespace.run_dir == "":
         raise ValueError("--run-dir is empty; name a folder")
     if namespace.stdin and input_is_elsewhere():

@@ -9,6 +9,8 @@ File                       Written by              When
 ``state-<r>.json``         the runtime             every second: metrics, and long waits
 ``operations-<r>.ring``,   the runtime             each operation of a group; see
 ``operations-<r>.jsonl``                           :mod:`mpidist.recorder`
+``checkpoint.json``        the runtime             a checkpoint is complete
+``manager.json``           the runtime             a manager of checkpoints saves, or stops
 ``look.json``              a report on a hang      it begins
 ``look-<r>.json``          the wrapper             in a look: threads, children, stacks
 ``stacks-<r>.json``,       the runner              in a look: the stacks of its threads;
@@ -41,7 +43,7 @@ _FIELDS = {
 }
 _RECORD = re.compile(r"(rank|failure|exit|state|look)-(\d+)\.json")
 _OTHER = re.compile(
-    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|json|txt)|(job|look|stall|end)\.json"
+    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|json|txt)|(job|look|stall|end|checkpoint|manager)\.json"
 )
 
 
@@ -67,6 +69,23 @@ def write_end(folder: Path, status: int) -> None:
 def is_over(folder: Path) -> bool:
     """Return whether ``mpidist run`` has recorded the end of the job."""
     return (folder / _END).exists()
+
+
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """Return a record of the whole job; {} if it has not been written.
+
+    Args:
+        folder: The run folder.
+        name: Name of the file, without ``.json``.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        _warn_once(f"the record {folder / name}.json is ignored: {error}")
+        return {}
+    return record
 
 
 def read_records(folder: Path, kind: str, *, strict: bool = False) -> Records:

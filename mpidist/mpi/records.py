@@ -92,6 +92,22 @@ def write_stall(identity: Identity, what: str, waited_s: float) -> bool:
     return config.run_dir is not None
 
 
+def write_checkpoint(step: int, path: str) -> None:
+    """Write ``checkpoint.json``: a complete checkpoint. ``mpidist run`` counts it as progress."""
+    _write("checkpoint.json", {"step": step, "path": path}, str(os.getpid()))
+
+
+def write_manager(step: int, path: str | None, stopped_by: int) -> None:
+    """Write ``manager.json``: this job saves when SIGUSR1 tells it to.
+
+    Args:
+        step: Steps in the last checkpoint.
+        path: The last checkpoint, or None.
+        stopped_by: The signal after which the job has saved and stops; 0 if it goes on.
+    """
+    _write("manager.json", {"step": step, "path": path, "stopped_by": stopped_by})
+
+
 def _write(name: str, record: dict[str, Any], part: str = "new") -> None:
     if config.run_dir is None:
         return

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
+from mpidist.checkpoints.tensor_file import STORED_NAMES
 from strategy.protocol.layout import WIDE
 from strategy.protocol.partition import Origin, Part, Shape, whole
 
@@ -25,12 +26,7 @@ Array = NDArray[Any]
 
 _LENGTH = struct.Struct("<Q")
 
-# NumPy's names of dtypes, by the names in safetensors files.
-_DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
-    f"{kind[0].upper()}{bits}": f"{kind}{bits}"
-    for kind in ("int", "uint", "float")
-    for bits in (8, 16, 32, 64)
-}
+_DTYPES = {stored: name for name, stored in STORED_NAMES.items()}
 
 
 @dataclass(frozen=True)

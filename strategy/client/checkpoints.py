@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from mpidist import Work, errors, gather_works
+from mpidist.checkpoints import folder
 from mpidist.config import config as settings
 from mpidist.mpi import waiting_for
-from strategy.checkpoints import checkpoint, saved
+from strategy.checkpoints import saved
 from strategy.checkpoints.cut import Key, targets_of
 from strategy.client.changes import slices_of
 from strategy.client.connection import Connection
@@ -54,35 +55,28 @@ class CheckpointClient:
         self._own_remotes = own_remotes
         self._completed = connections[0].restores
 
-    def save(self, paths: Sequence[str]) -> None:
+    @property
+    def servers(self) -> int:
+        """The number of ps tasks."""
+        return len(self._connections)
+
+    def begin_save(self, paths: Sequence[str], *, copies: bool = False) -> Save:
         """Let all ps tasks write their parts, which contain the same pushes.
 
         Args:
             paths: Path of each ps task's file, unique to this save.
+            copies: Let the ps tasks copy their parts, and apply pushes while they write the copies.
 
         Raises:
-            FailedPreconditionError: A file cannot be written, or another worker is saving.
+            FailedPreconditionError: Another worker is saving.
         """
-        parts = [
-            (connection, pb.HoldRequest(connection=connection.number, path=path))
-            for connection, path in zip(self._connections, paths, strict=True)
-        ]
+        save = Save(self._connections, paths)
         try:
-            clocks = {one.index: _clocks(one.call("Hold", hold).body) for one, hold in parts}
-            targets = targets_of(clocks)
-            works = [
-                one.start("Save", _save_request(hold.path, targets[one.index]))
-                for one, hold in parts
-            ]
-            replies = gather_works("save", works).result()
-            for (connection, hold), reply in zip(parts, replies, strict=True):
-                nbytes = pb.SaveReply.FromString(reply.body).nbytes
-                if nbytes:  # the ps task does not see the folder
-                    _fetch(connection, hold.path, nbytes)
-        finally:  # also after Ctrl-C: ps tasks must not hold pushes or keep parts for ever
-            for work in [one.start("Release", hold) for one, hold in parts]:
-                with suppress(errors.Error):  # the first error is the cause
-                    work.wait()
+            save.begin(copies=copies)
+        except BaseException:
+            save.release()
+            raise
+        return save
 
     def restore(self, path: str) -> None:
         """Restore a checkpoint as the chief, or wait until the chief has restored it.
@@ -93,7 +87,7 @@ class CheckpointClient:
         Raises:
             Error: See :meth:`strategy.ParameterServerStrategy.restore`.
         """
-        index = checkpoint.index_of(path)
+        index = folder.index_of(path)
         if self._worker:
             self._await_chief(path, index)
         else:
@@ -105,7 +99,7 @@ class CheckpointClient:
         if index is not None:
             remotes = dict(self._own_remotes)
             known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
-            self._check_fits(path, checkpoint.files_in(path, index), known)
+            self._check_fits(path, folder.files_in(path, index), known)
         first = self._connections[0]
         asked = pb.RestoreRequest(connection=first.number, path=path, index=index or b"")
         asked.number = self._completed + 1
@@ -159,7 +153,7 @@ class CheckpointClient:
 
     def _send_arrays(self, path: str, index: bytes | None) -> None:
         """Send the arrays of a checkpoint to the ps tasks, for the variables of all workers."""
-        files = checkpoint.files_in(path, index)
+        files = folder.files_in(path, index)
         servers = [(one, _variables_of(one)) for one in self._connections]
         known = {
             one.name: (origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
@@ -170,13 +164,13 @@ class CheckpointClient:
             wanted = {name: known[name][0] for name in numbers}
             for name, found in saved.read_shards(files, wanted):
                 _send_variable(connection, numbers[name], found)
-        if checkpoint.index_of(path) != index:
+        if folder.index_of(path) != index:
             raise errors.DataLossError(
                 f"the checkpoint {path!r} is gone, or another one is in its place; restore the "
                 "newest one"
             )
         made = {origin.variable for origin, _ in known.values()}
-        left = [name for name in checkpoint.variables_in(index or b"") if name not in made]
+        left = [name for name in folder.variables_in(index or b"") if name not in made]
         if left:
             logger.warning(
                 "the checkpoint %s has variables that the program has not made before restore(), "
@@ -201,6 +195,52 @@ class CheckpointClient:
             saved.check_fits(name, shape, dtype, *known[name])
 
 
+class Save:
+    """A save under way.
+
+    Args:
+        connections: The connections to the ps tasks.
+        paths: Path of each ps task's file.
+    """
+
+    def __init__(self, connections: Sequence[Connection], paths: Sequence[str]) -> None:
+        self._parts = [
+            (connection, pb.HoldRequest(connection=connection.number, path=path))
+            for connection, path in zip(connections, paths, strict=True)
+        ]
+        self._works: list[Work] = []
+
+    def begin(self, *, copies: bool) -> None:
+        """Hold the pushes of all ps tasks, and tell each which pushes belong to the save."""
+        clocks = {one.index: _clocks(one.call("Hold", hold).body) for one, hold in self._parts}
+        targets = targets_of(clocks)
+        for one, hold in self._parts:
+            request = _save_request(hold.path, targets[one.index])
+            request.copies = copies
+            self._works.append(one.start("Save", request))
+
+    def end(self) -> None:
+        """Wait until all files are written.
+
+        Raises:
+            FailedPreconditionError: A file cannot be written.
+        """
+        try:
+            replies = gather_works("save", self._works).result()
+            for (connection, hold), reply in zip(self._parts, replies, strict=True):
+                nbytes = pb.SaveReply.FromString(reply.body).nbytes
+                if nbytes:  # the ps task does not see the folder
+                    _fetch(connection, hold.path, nbytes)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Have the ps tasks end the save: they must not hold pushes or keep parts for ever."""
+        for work in [one.start("Release", hold) for one, hold in self._parts]:
+            with suppress(errors.Error):  # the first error is the cause
+                work.wait()
+
+
 def _clocks(body: bytes) -> list[tuple[Key, Sequence[int]]]:
     """Return the vector clock of the last applied push of each connection of a ps task."""
     return [
@@ -218,7 +258,7 @@ def _save_request(path: str, targets: Mapping[Key, int]) -> pb.SaveRequest:
 def _fetch(connection: Connection, path: str, nbytes: int) -> None:
     """Fetch the part of a ps task that does not see the folder, and write it to the file."""
     piece = np.empty(min(nbytes, _PIECE_BYTES), np.uint8)
-    with checkpoint.reported(path), open(path, "wb") as file:
+    with folder.reported(path), open(path, "wb") as file:
         for start in range(0, nbytes, _PIECE_BYTES):
             into = piece[: nbytes - start]
             asked = pb.FetchRequest(path=path, start=start, stop=start + into.size)

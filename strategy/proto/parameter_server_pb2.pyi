@@ -282,12 +282,14 @@ class Sent(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[str] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("path", "targets")
+    __slots__ = ("path", "targets", "copies")
     PATH_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     path: str
     targets: _containers.RepeatedCompositeFieldContainer[Target]
-    def __init__(self, path: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ...) -> None: ...
+    copies: bool
+    def __init__(self, path: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., copies: bool = ...) -> None: ...
 
 class SaveReply(_message.Message):
     __slots__ = ("nbytes",)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, errors
+from mpidist import ClusterSpec, Endpoint, ProcessGroup, errors
 from mpidist.cluster_resolver import ClusterResolver, MPIClusterResolver, TFConfigClusterResolver
 from mpidist.config import config as settings
 from mpidist.ps_memory import PsMemory
@@ -52,6 +52,9 @@ class Host(Protocol):
 
     def task_address(self, job: str, index: int) -> str:
         """Return the address of a task's endpoint."""
+
+    def task_group(self, tasks: Sequence[Task], name: str) -> ProcessGroup | None:
+        """Collective over the tasks. Return a new process group; None in a single process."""
 
     @property
     def memory(self) -> PsMemory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -12,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
-from strategy.checkpoints import checkpoint
+from mpidist.host_memory import check_free
+from strategy.checkpoints.parts import PartState, state_of
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.push_message import typed
 from strategy.server.pushes import Pushes
 from strategy.server.variable_store import VariableStore
 
+Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 
@@ -135,23 +138,48 @@ class ServedCheckpoints:
         self._metrics = metrics
         self._restores: dict[str, Restores[Request]] = {}  # by the name of the strategy
         self._parts: dict[str, _SavedPart] = {}  # parts to fetch, by the path of the file
+        self._copy_memory = np.empty(0, np.uint8)  # of the last copy; its pages are in memory
 
     def save(self, request: Request) -> Reply:
-        """Write the part of this server, after some pushes have been applied and no others."""
+        """Write the part of this server, after some pushes have been applied and no others.
+
+        The pushes after it wait until the part is written, or until it is copied.
+        """
         asked = pb.SaveRequest.FromString(request.body)
 
-        def write() -> None:
+        def save_cut() -> None:
             try:
                 with self._metrics.timed("save", "busy_s"):
-                    nbytes = self._write(asked)
+                    state = state_of(variable.shard for variable in self._variables)
+                    if asked.copies:
+                        memory = self._take_memory(state.nbytes)
+                        state = state.copied_into(memory)
             except Exception as error:
                 request.fail(error)
-            else:
-                request.reply(pb.SaveReply(nbytes=nbytes).SerializeToString())
+                return
+            if not asked.copies:
+                self._write(request, asked.path, state)
+                return
+
+            def write_copy() -> None:
+                self._write(request, asked.path, state)
+                self._copy_memory = memory
+
+            threading.Thread(target=write_copy, name="mpidist-save", daemon=True).start()
 
         targets = {(one.worker, one.strategy): one.sequence for one in asked.targets}
-        self._pushes.cut(asked.path, targets, write)
+        self._pushes.cut(asked.path, targets, save_cut)
         return LATER
+
+    def _take_memory(self, nbytes: int) -> Bytes:
+        """Return memory for a copy, which another save cannot take meanwhile."""
+        memory, self._copy_memory = self._copy_memory, np.empty(0, np.uint8)
+        if memory.size < nbytes:
+            check_free(
+                nbytes, f"a copy of {nbytes >> 20} MiB for a save does not fit; use more ps tasks"
+            )
+            memory = np.empty(nbytes, np.uint8)
+        return memory
 
     def fetch(self, request: Request) -> Reply:
         """Return some bytes of a saved part whose folder this server does not see."""
@@ -232,16 +260,20 @@ class ServedCheckpoints:
         for part in self._parts.values():
             part.close()
 
-    def _write(self, asked: pb.SaveRequest) -> int:
-        """Write the part. Return the number of bytes to fetch, or 0 if they lie in the folder."""
-        shards = [variable.shard for variable in self._variables]
-        # The worker chose a new name, so an existing folder is the one that it created.
-        if os.path.isdir(os.path.dirname(asked.path)):
-            checkpoint.write_shards(asked.path, shards)
-            return 0
-        part = _SavedPart(lambda path: checkpoint.write_shards(path, shards))
-        self._parts[asked.path] = part
-        return part.nbytes
+    def _write(self, request: Request, path: str, state: PartState) -> None:
+        """Write the part, and reply with the number of bytes to fetch, 0 if the worker has them."""
+        nbytes = 0
+        try:
+            # The worker chose a new name, so an existing folder is the one that it created.
+            if os.path.isdir(os.path.dirname(path)):
+                state.write(path)
+            else:
+                part = self._parts[path] = _SavedPart(state.write)
+                nbytes = part.nbytes
+        except Exception as error:
+            request.fail(error)
+        else:
+            request.reply(pb.SaveReply(nbytes=nbytes).SerializeToString())
 
 
 class _SavedPart:

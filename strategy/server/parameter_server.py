@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mpidist import (
 )
 from mpidist.ps_memory import PsMemory
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.protocol.cluster import Host
+from strategy.protocol.cluster import Host, Task
 from strategy.server.checkpoints import ServedCheckpoints
 from strategy.server.pushes import Pushes
 from strategy.server.rules import Rules
@@ -203,6 +203,9 @@ class LocalHost:
             target=self._serve, name=f"ps of {self.endpoint.address}", daemon=True
         )
         self._thread.start()
+
+    def task_group(self, tasks: Sequence[Task], name: str) -> None:
+        """Return None: there is one worker."""
 
     def own_index(self, job: str) -> int:
         """Return 0: every job has one task."""

@@ -13,14 +13,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpidist.checkpoints import folder
+from mpidist.checkpoints.folder import Writing, checkpoints, index_of
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
 )
-from strategy.checkpoints import checkpoint, saved
-from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of
+from strategy.checkpoints import saved
+from strategy.checkpoints.parts import state_of
 from strategy.protocol.layout import Layout
 from strategy.protocol.partition import Origin, whole
 from strategy.rules import ASSIGN
@@ -58,12 +60,12 @@ def wanted(names):
 def write(directory, step, shards=(), keep=3, servers=1):
     with Writing(str(directory), step, servers, keep) as writing:
         for number, path in enumerate(writing.paths):
-            checkpoint.write_shards(path, list(shards)[number::servers])
+            state_of(list(shards)[number::servers]).write(path)
     return writing.path
 
 
 def files_in(path):
-    return checkpoint.files_in(path, index_of(path))
+    return folder.files_in(path, index_of(path))
 
 
 def names(directory):
@@ -174,7 +176,7 @@ def test_a_foreign_index(tmp_path, files):
 
 def test_an_index_without_an_end():
     with pytest.raises(DataLossError, match="restore an older one"):
-        checkpoint.files_in("step-1", b"[" * 200_000)
+        folder.files_in("step-1", b"[" * 200_000)
 
 
 @pytest.mark.parametrize("name", ["absent", "folder", "file"])
@@ -186,8 +188,8 @@ def test_what_is_no_checkpoint(tmp_path, name):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
-    with pytest.raises(FailedPreconditionError, match="every ps task must be able to write"):
-        checkpoint.write_shards(str(tmp_path / "absent" / "file"), [owned("a", np.ones(2))])
+    with pytest.raises(FailedPreconditionError, match="every process that writes a part must"):
+        state_of([owned("a", np.ones(2))]).write(str(tmp_path / "absent" / "file"))
 
 
 def test_nothing_appears_before_the_end_and_nothing_is_left_by_an_error(tmp_path):
@@ -222,7 +224,7 @@ def failing(monkeypatch, name, number):
             raise OSError(errno.ENOSPC, "No space left on device")
         return call(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint.os, name, fails)
+    monkeypatch.setattr(folder.os, name, fails)
 
 
 # The fsync calls are for an extra file, a server's file, and the index. The rename calls try the
@@ -239,7 +241,7 @@ def test_a_full_disk_takes_nothing_away_and_leaves_nothing_behind(
     def save():
         with Writing(str(tmp_path), 4, 1, 3, ["extra"]) as writing:
             writing.add("extra", b"state")
-            checkpoint.write_shards(writing.paths[0], [owned("a", np.full(2, 9.0))])
+            state_of([owned("a", np.full(2, 9.0))]).write(writing.paths[0])
 
     write(tmp_path, 3)
     path = write(tmp_path, 4, [owned("a", np.ones(2))])
@@ -324,8 +326,8 @@ def test_what_others_write_now_stays(tmp_path):
 def test_two_that_are_written_at_once(tmp_path):
     with Writing(str(tmp_path), 4, 1, 3) as first:
         with Writing(str(tmp_path), 4, 1, 3) as second:
-            checkpoint.write_shards(second.paths[0], [owned("a", np.ones(2))])
-        checkpoint.write_shards(first.paths[0], [owned("a", np.full(2, 2.0))])
+            state_of([owned("a", np.ones(2))]).write(second.paths[0])
+        state_of([owned("a", np.full(2, 2.0))]).write(first.paths[0])
     assert names(tmp_path) == ["step-4"]
     found = dict(saved.read_shards(files_in(first.path), wanted(["a"])))
     np.testing.assert_array_equal(found["a"].data.read(), [2, 2])
@@ -340,10 +342,10 @@ def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatc
         rename(source, target)
         if ".old-" in target and len(calls) < 3:
             calls.append(target)
-            checkpoint._tidy(str(tmp_path))
+            folder._tidy(str(tmp_path))
             assert names(tmp_path)[0] == "step-4"
 
-    monkeypatch.setattr(checkpoint.os, "rename", renamed)
+    monkeypatch.setattr(folder.os, "rename", renamed)
     before = index_of(path)
     write(tmp_path, 4)
     assert len(calls) == 3
@@ -354,7 +356,7 @@ def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatc
 # Kills saves at successive points. Each save replaces an earlier checkpoint of the same step.
 KILLED = """
 import os, sys
-from strategy.checkpoints.checkpoint import Writing
+from mpidist.checkpoints.folder import Writing
 
 def save(folder, content):
     with Writing(folder, 4, 1, 3, ["content"]) as writing:
@@ -387,18 +389,18 @@ def test_a_save_killed_at_any_point_leaves_one_of_the_two(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
     found = {}
     folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
-    for folder in folders:
-        (last,) = checkpoints(str(folder))
+    for place in folders:
+        (last,) = checkpoints(str(place))
         assert len(files_in(last)) == 1
         with open(os.path.join(last, "content")) as file:
             content = file.read()
         found.setdefault((os.path.basename(last).partition("-")[2][:5], content), 0)
-        write(folder, 5)
-        assert names(folder) == ["step-4", "step-5"]
-        assert (folder / "step-4" / "content").read_text() == content
-        write(folder, 4)
-        assert names(folder) == ["step-4", "step-5"]
-        assert not (folder / "step-4" / "content").exists()
+        write(place, 5)
+        assert names(place) == ["step-4", "step-5"]
+        assert (place / "step-4" / "content").read_text() == content
+        write(place, 4)
+        assert names(place) == ["step-4", "step-5"]
+        assert not (place / "step-4" / "content").exists()
     assert list(found) == [("4", "old"), ("4.old", "old"), ("4", "new")]
     assert len(folders) > 10
 
@@ -420,7 +422,7 @@ def test_those_that_do_not_say_when_come_first_by_their_steps(tmp_path, index):
 
 
 def test_a_clock_that_was_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.time, "time_ns", lambda: 1 << 62)
+    monkeypatch.setattr(folder.time, "time_ns", lambda: 1 << 62)
     write(tmp_path, 5)
     monkeypatch.undo()
     write(tmp_path, 3)
@@ -437,14 +439,14 @@ def test_a_training_that_begins_anew_keeps_what_it_has_saved(tmp_path):
 
 
 def test_the_one_just_saved_stays(tmp_path, monkeypatch):
-    put = checkpoint._put_in_place
+    put = folder._put_in_place
 
     def overtaken(partial, path):
         monkeypatch.undo()
         put(partial, path)
         write(tmp_path, 9)  # by another job
 
-    monkeypatch.setattr(checkpoint, "_put_in_place", overtaken)
+    monkeypatch.setattr(folder, "_put_in_place", overtaken)
     assert os.path.isdir(write(tmp_path, 3, keep=1))
     assert names(tmp_path) == ["step-3", "step-9"]
 
@@ -453,7 +455,7 @@ def test_a_folder_of_checkpoints_is_none(tmp_path):
     write(tmp_path, 3)
     write(tmp_path, 1)
     with pytest.raises(NotFoundError, match=r"is not a checkpoint.*holds step-3, step-1: latest"):
-        checkpoint.files_in(str(tmp_path), None)
+        folder.files_in(str(tmp_path), None)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

@@ -188,7 +188,7 @@ def test_a_part_to_be_fetched_is_discarded_by_the_release(make):
     assert not server._checkpoints._parts
     client = CheckpointClient([connection], cluster.host(0), 0, {})
     with pytest.raises(errors.FailedPreconditionError, match="'/nowhere/part'"):
-        client.save(["/nowhere/part"])
+        client.begin_save(["/nowhere/part"]).end()
     assert not server._checkpoints._parts
 
 
@@ -250,8 +250,8 @@ def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "os", hidden)
     second = cluster.parameter_servers[1]._checkpoints
 
-    def refuse(asked):
-        raise errors.ResourceExhaustedError("no room")
+    def refuse(request, path, state):
+        request.fail(errors.ResourceExhaustedError("no room"))
 
     monkeypatch.setattr(second, "_write", refuse)
     for _ in range(3):

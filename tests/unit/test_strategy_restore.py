@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoints import tensor_file
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -15,7 +16,6 @@ from mpidist.errors import (
     NotFoundError,
 )
 from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.checkpoints import checkpoint
 from strategy.partitioners import FlatPartitioner, fixed_size_partitioner
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -199,7 +199,7 @@ def test_a_save_that_fails_leaves_nothing(program, tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr(tensor_file, "_write", fail)
     with pytest.raises(FailedPreconditionError, match="the disk is full"):
         strategy.save(str(tmp_path))
     assert os.listdir(tmp_path) == []
@@ -211,7 +211,7 @@ def test_a_full_disk_at_the_worker(program, tmp_path, monkeypatch):
     path = strategy.save(str(tmp_path))
     train(optimizers.SGD(1.0), v, [1])
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", _full)
+        patch.setattr(tensor_file.os, "fsync", _full)
         with pytest.raises(FailedPreconditionError, match=r"step-1': .*No space left.* be room"):
             strategy.save(str(tmp_path), extra={"state": bytes(1000)})
     assert os.listdir(tmp_path) == ["step-0"]

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mpidist import errors
-from strategy.checkpoints import checkpoint, saved
+from mpidist.checkpoints import folder
+from strategy.checkpoints import saved
+from strategy.checkpoints.parts import state_of
 from strategy.protocol.layout import Layout
 from strategy.protocol.partition import Origin, Part, whole
 from strategy.rules import ASSIGN
@@ -43,12 +45,12 @@ def parts(axis, count):
         yield name, Origin("v", part), values
 
 
-def save_parts(folder, axis, count):
+def save_parts(place, axis, count):
     """Save each part to its own file. Each file also holds a variable that is not requested."""
     other = shard("other", None, np.ones(999, np.float32))
-    with checkpoint.Writing(str(folder), 1, count, 1) as writing:
+    with folder.Writing(str(place), 1, count, 1) as writing:
         for path, (name, origin, values) in zip(writing.paths, parts(axis, count), strict=True):
-            checkpoint.write_shards(path, [shard(name, origin, values), other])
+            state_of([shard(name, origin, values), other]).write(path)
             other = shard(f"other{name}", None, np.ones(999, np.float32))
     return writing.path
 
@@ -60,7 +62,7 @@ WAYS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 5))
 @given(written=WAYS, read=WAYS)
 def test_parts_are_read_from_other_parts(tmp_path_factory, written, read):
     path = save_parts(tmp_path_factory.mktemp("saved"), *written)
-    files = checkpoint.files_in(path, checkpoint.index_of(path))
+    files = folder.files_in(path, folder.index_of(path))
     found = dict(saved.read_shards(files, {name: origin for name, origin, _ in parts(*read)}))
     for name, _, values in parts(*read):
         for stored, more in ((found[name].data, 0), (found[name].slots["Adam/m"], 1)):
@@ -112,7 +114,7 @@ def test_damaged_files(tmp_path, content):
 
 def test_a_part_that_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    part = _SavedPart(lambda path: checkpoint.write_shards(path, [shard("v", None, VALUES)]))
+    part = _SavedPart(lambda path: state_of([shard("v", None, VALUES)]).write(path))
     assert os.listdir(tmp_path) == []  # the file has no name
     pieces = [part.read(start, min(start + 50, part.nbytes)) for start in range(0, part.nbytes, 50)]
     content = np.concatenate(pieces).tobytes()
@@ -122,4 +124,4 @@ def test_a_part_that_is_fetched(tmp_path, monkeypatch):
         part.read(part.nbytes - 1, part.nbytes + 1)
     part.close()
     with pytest.raises(errors.FailedPreconditionError, match="TMPDIR"):
-        _SavedPart(lambda path: checkpoint.write_shards(path + "/absent/file", []))
+        _SavedPart(lambda path: state_of([]).write(path + "/absent/file"))

@@ -1,4 +1,4 @@
-"""Checkpoints in folders: written atomically, found, locked and removed."""
+"""Checkpoints in folders: written atomically, found and removed."""
 
 from __future__ import annotations
 
@@ -9,116 +9,23 @@ import re
 import secrets
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
-
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from typing import Any
 
 from mpidist import errors
-from strategy.protocol.cluster import Host
-
-if TYPE_CHECKING:
-    from strategy.server.shard import Shard
-
-
-class CheckpointLock:
-    """A mutex for saves and restores. A second acquisition by the same thread is an error.
-
-    A server refuses concurrent saves by two workers, but not by two threads of one worker.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: int | None = None
-
-    @contextmanager
-    def held(self, call: str) -> Iterator[None]:
-        """Hold the lock in the ``with`` block.
-
-        Args:
-            call: The method that needs the lock, for the message.
-
-        Raises:
-            FailedPreconditionError: This thread holds the lock.
-        """
-        me = threading.get_ident()
-        if self._holder == me:
-            raise errors.FailedPreconditionError(
-                f"{call} was called in the middle of a save or restore by the same thread, "
-                f"probably in a signal handler: set a flag there, and call {call} when the save "
-                "or restore has returned"
-            )
-        with self._lock:
-            try:
-                self._holder = me
-                yield
-            finally:
-                self._holder = None
-
-
-_locks: WeakKeyDictionary[Host, CheckpointLock] = WeakKeyDictionary()
-_finding = threading.Lock()
-
-
-def checkpoint_lock_of(host: Host) -> CheckpointLock:
-    """Return the lock that all strategies of a host share."""
-    with _finding:
-        return _locks.setdefault(host, CheckpointLock())
-
-
-Array = NDArray[Any]
+from mpidist.mpi.records import write_checkpoint
 
 _INDEX = "index.json"
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d+)(\.old-[0-9a-f]+)?")
-_FILE = re.compile(r"ps-\d+-of-\d+\.safetensors")
+_FILE = re.compile(r"(ps|rank)-\d+-of-\d+\.safetensors")
 _PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
 _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
 # A temporary folder without changes for this time is abandoned, even if its writer is on another
 # host and cannot be checked.
 _ABANDONED_S = 3600.0
-
-
-def write_shards(path: str, shards: Iterable[Shard]) -> None:
-    """Write the variables and slots of one server to a file.
-
-    Args:
-        path: Path of the file.
-        shards: All shards of the server.
-
-    Raises:
-        FailedPreconditionError: The file cannot be written.
-    """
-    tensors: dict[str, Array] = {}
-    steps: dict[str, dict[str, int]] = {}
-    parts: dict[str, dict[str, Any]] = {}
-    reduced: dict[str, list[str]] = {}  # slots without an element for each element of the variable
-    for shard in shards:
-        if not shard.version:  # no worker has pushed the initial value
-            continue
-        tensors[f"{shard.name}:data"] = shard.data
-        steps[shard.name] = shard.steps
-        for key, slot in shard.slots_on_host().items():
-            tensors[f"{shard.name}:slot:{key}"] = slot
-            if slot.size != shard.layout.size:
-                reduced.setdefault(shard.name, []).append(key)
-        if shard.origin.variable != shard.name:
-            parts[shard.name] = asdict(shard.origin)
-    facts = {"steps": steps, "parts": parts, "reduced": reduced}
-    with reported(path):
-        with open(path, "wb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-        save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
-        os.chmod(path, mode)  # the umask's; safetensors gives the file to its owner alone
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -128,54 +35,62 @@ def reported(path: str) -> Iterator[None]:
         yield
     except errors.Error:  # errors of messages, some of which are OSErrors too
         raise
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise errors.FailedPreconditionError(
-            f"cannot write the checkpoint {path!r}: {error}; there must be room for it, and the "
-            "worker that saves and every ps task must be able to write into its folder"
+            f"cannot write the checkpoint {path!r}: {error}; there must be room for it, and every "
+            "process that writes a part must be able to write into its folder"
         ) from error
 
 
 class Writing:
-    """A checkpoint that is being written, as a context manager that completes it at the exit.
+    """A checkpoint that is being written.
+
+    As a context manager it begins at the entry, and is completed at the exit, or removed after an
+    error.
 
     Args:
         directory: Folder of all checkpoints; created if it does not exist.
-        step: Global step when the save begins; see :meth:`take_step`.
-        servers: Number of servers.
+        step: The step; see :meth:`name_by`.
+        parts: Number of files with arrays, one for each process that writes.
         keep: Number of complete checkpoints to keep, at least 1.
         extra: Names of additional files; see :meth:`add`.
         variables: Names of the variables. A restore warns about names that its program lacks.
+        writer: Beginning of the names of the files with arrays: ``"ps"`` or ``"rank"``.
 
     Attributes:
-        paths: Path of each server's file in the temporary folder.
+        paths: Path of each file with arrays in the temporary folder.
         path: Path of the complete checkpoint.
+        step: The step.
+        facts: More entries of the index file.
 
     Raises:
         ValueError: ``keep`` is less than 1, or a name in ``extra`` is not valid.
-        FailedPreconditionError: The folder cannot be written, at the entry or the exit.
+        FailedPreconditionError: The folder cannot be written, when it begins or is completed.
     """
 
     def __init__(
         self,
         directory: str,
         step: int,
-        servers: int,
+        parts: int,
         keep: int,
         extra: Iterable[str] = (),
         variables: Iterable[str] = (),
+        writer: str = "ps",
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep!r}")
         self._directory = os.path.abspath(directory)
-        self._step = step
         self._keep = keep
-        self._variables = list(variables)
-        self.path = os.path.join(self._directory, f"step-{step}")
-        # The name is unique, so a server that sees a folder of this name sees this folder.
-        writer = f"by-{os.getpid()}-on-{socket.gethostname()}"
-        self._partial = f"{self.path}.partial-{secrets.token_hex(8)}-{writer}"
-        self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
+        self.facts: dict[str, Any] = {"variables": list(variables)}
+        # The name is unique, so a process that sees a folder of this name sees this folder.
+        owner = f"by-{os.getpid()}-on-{socket.gethostname()}"
+        self._partial = os.path.join(
+            self._directory, f"step-{step}.partial-{secrets.token_hex(8)}-{owner}"
+        )
+        self._names = [f"{writer}-{i}-of-{parts}.safetensors" for i in range(parts)]
         self.paths = [os.path.join(self._partial, name) for name in self._names]
+        self.name_by(step)
         for name in extra:
             if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
                 raise ValueError(
@@ -187,6 +102,11 @@ class Writing:
                     f"the checkpoint {self.path!r} has a file {name!r} itself: give yours another "
                     "name"
                 )
+
+    def name_by(self, step: int) -> None:
+        """Set the step, and name the checkpoint by it."""
+        self.step = step
+        self.path = os.path.join(self._directory, f"step-{step}")
 
     def __enter__(self) -> Writing:
         with reported(self.path):
@@ -204,21 +124,6 @@ class Writing:
             file.flush()
             os.fsync(file.fileno())
 
-    def take_step(self, name: str) -> None:
-        """Name the checkpoint by the global step in its files.
-
-        Other workers may have pushed between the begin of the save and its consistent cut.
-
-        Args:
-            name: Name of the variable of the global step.
-        """
-        for path in self.paths:
-            with reported(self.path), safe_open(path, "numpy") as file:
-                keys: list[str] = file.keys()
-                if f"{name}:data" in keys:
-                    self._step = int(file.get_tensor(f"{name}:data"))
-        self.path = os.path.join(self._directory, f"step-{self._step}")
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
@@ -227,14 +132,15 @@ class Writing:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _complete(self) -> None:
-        facts: dict[str, Any] = {"format": _FORMAT, "step": self._step, "files": self._names}
-        facts["variables"] = self._variables
+        facts: dict[str, Any] = {"format": _FORMAT, "step": self.step, "files": self._names}
+        facts |= self.facts
         # Two checkpoints may be saved within one tick of the clock, and their order must be known.
         latest = max(map(_saved_ns, checkpoints(self._directory)), default=0)
         facts["saved_ns"] = max(time.time_ns(), latest + 1)
         self.add(_INDEX, facts | {"id": secrets.token_hex(8)})
         with reported(self.path):
             _put_in_place(self._partial, self.path)
+        write_checkpoint(self.step, self.path)
         with suppress(OSError):  # the checkpoint is complete; the next save tidies again
             _tidy(self._directory)
             # The new checkpoint stays even if another job has saved later checkpoints meanwhile.
@@ -323,17 +229,17 @@ def checkpoints(directory: str) -> list[str]:
 
 def _saved_ns(path: str) -> int:
     """Return the time of a save in ns since the epoch, or 0 if the index file lacks it."""
-    saved = _fact(index_of(path), "saved_ns")
+    saved = fact(index_of(path), "saved_ns")
     return saved if isinstance(saved, int) else 0
 
 
 def variables_in(index: bytes) -> list[str]:
     """Return the names of a checkpoint's variables, or [] if the index file lacks them."""
-    names = _fact(index, "variables")
+    names = fact(index, "variables")
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _fact(index: bytes | None, name: str) -> Any:
+def fact(index: bytes | None, name: str) -> Any:
     """Return an entry of an index file; None if the entry is missing or the file is damaged."""
     try:
         facts = json.loads(index or b"")

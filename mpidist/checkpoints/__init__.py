@@ -1,0 +1,1 @@
+"""Checkpoints: folders that are complete or absent, and a manager that saves during training."""

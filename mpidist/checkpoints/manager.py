@@ -1,0 +1,466 @@
+"""Save a training every few steps, and go on from the last checkpoint at the next start.
+
+Every rank of a training makes the same calls on its manager. They meet to save: each rank gives its
+number of steps and the states of its iterators to rank 0, which writes the checkpoint. The arrays
+are copied while the ranks wait, and written by a thread while they train.
+
+Signals reach ranks at different steps. Where ranks wait for each other in every step, one may enter
+the next step while another one wants to save. So such ranks compare a flag in every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from mpidist.checkpoints import folder
+from mpidist.config import config
+from mpidist.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from mpidist.group import ProcessGroup
+from mpidist.mpi import waiting_for
+from mpidist.mpi.records import write_manager
+
+logger = logging.getLogger(__name__)
+
+STOP_STATUS = 75
+"""Exit status of a job that has saved after a signal: EX_TEMPFAIL of sysexits.h, "try again"."""
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class Stateful(Protocol):
+    """An object that continues from a saved state, such as an iterator of ``dataservice``."""
+
+    def get_state(self) -> bytes:
+        """Return the state."""
+
+    def set_state(self, state: bytes) -> None:
+        """Continue from a state."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """The contribution of a rank to a save.
+
+    Attributes:
+        steps: Number of its steps.
+        states: States of its own objects, by name.
+        stop: The signal that it has received, or 0.
+        ended: Whether it makes no more steps.
+    """
+
+    steps: int
+    states: dict[str, bytes]
+    stop: int
+    ended: bool
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """The answer of rank 0 to all reports.
+
+    Attributes:
+        paths: Path of the part of each process that writes; empty if the save has failed.
+        problem: Why the save has failed; empty if it has not.
+        stop: The signal after which the job stops, or 0.
+        ended: Whether no rank makes more steps.
+    """
+
+    paths: list[str]
+    problem: str
+    stop: int
+    ended: bool
+
+
+class CheckpointManager(ABC):
+    """Base class of managers.
+
+    Args:
+        directory: Folder of all checkpoints.
+        every: Steps between two checkpoints; None for a checkpoint only at the end, and after a
+            signal.
+        keep: Number of checkpoints to keep, at least 1.
+        extra: Objects with a state that holds for all ranks, by name of the file.
+        own: Objects with a state of each rank, by name of the files.
+        group: The ranks of the training; None for this process alone.
+        lockstep: Whether a rank waits for the others in every step.
+
+    Raises:
+        ValueError: ``every`` or ``keep`` is less than 1, or a name of a file is not valid or given
+            twice.
+    """
+
+    _parts_writer = "rank"
+
+    def __init__(
+        self,
+        directory: str,
+        every: int | None,
+        keep: int,
+        extra: Mapping[str, Stateful] | None,
+        own: Mapping[str, Stateful] | None,
+        group: ProcessGroup | None,
+        *,
+        lockstep: bool,
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every must be at least 1 step, not {every!r}")
+        self._directory = directory
+        self._every = every
+        self._keep = keep
+        self._extra, self._own = dict(extra or {}), dict(own or {})
+        if both := self._extra.keys() & self._own.keys():
+            raise ValueError(f"{min(both)!r} is in extra and in own; give it once")
+        folder.Writing(directory, 0, 0, keep, [*self._extra, *self._own])  # checks the arguments
+        self._group = None if group is None or group.size() == 1 else group
+        self._rank = 0 if group is None else group.rank()
+        self._lockstep = lockstep and self._group is not None
+        self._flags = np.zeros(3, np.int32)
+        self._stop = 0
+        self._writer: threading.Thread | None = None
+        self._problem = ""
+        self._path: str | None = None
+        self._steps = 0
+        self._closed = False
+        self._handlers: dict[int, Any] = {}
+        if config.hooks and threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._handlers[number] = signal.signal(number, self._note_signal)
+        if self._rank == 0:
+            write_manager(0, None, 0)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of this rank, also those before a restart."""
+        return self._steps
+
+    @property
+    def path(self) -> str | None:
+        """The last complete checkpoint; None before the first.
+
+        Rank 0 knows it at once, other ranks after :meth:`restore` and :meth:`close`.
+        """
+        return self._path
+
+    def restore(self) -> int:
+        """Collective. Restore the latest complete checkpoint, if there is one.
+
+        Call it once, before the first step.
+
+        Returns:
+            The number of steps of this rank in the checkpoint; 0 without a checkpoint.
+
+        Raises:
+            NotFoundError: The checkpoint lacks a variable or a state.
+            InvalidArgumentError: A variable has another shape or dtype, or the states belong to
+                another number of ranks.
+            DataLossError: The checkpoint is damaged.
+        """
+        found = folder.checkpoints(self._directory) if self._rank == 0 else []
+        path: str | None = self._tell(found[-1] if found else None)
+        if path is None:
+            return 0
+        self._restore_arrays(path)
+        loaded = self._load_states(path) if self._rank == 0 else None
+        steps, states, problem = self._tell(loaded)
+        if problem is not None:
+            raise problem
+        self._steps = steps[self._rank % len(steps)]
+        for name, stateful in (self._extra | self._own).items():
+            stateful.set_state(states[name][self._rank % len(states[name])])
+        self._path = path
+        return self._steps
+
+    def step(self) -> None:
+        """Count a step of this rank, and save if a checkpoint is due.
+
+        Collective if a checkpoint is due. In a training whose ranks wait for each other in every
+        step, always collective.
+
+        Raises:
+            SystemExit: The job was told to stop by SIGUSR1 or SIGTERM. The checkpoint is complete.
+                The status is 75.
+            FailedPreconditionError: The checkpoint before a stop could not be written.
+        """
+        self._steps += 1
+        due = self._every is not None and self._steps % self._every == 0
+        stop, due, _ = self._agree(due=due, ended=False)
+        if stop and not self._lockstep:
+            self._end_steps()  # a rank that has not got the signal yet must not wait for this one
+        if stop or due:
+            self._meet(ended=False)
+
+    def save(self) -> None:
+        """Collective. Begin a checkpoint, whether or not it is due.
+
+        If it cannot be written, a warning is logged, and the training goes on.
+        """
+        if self._lockstep:
+            self._agree(due=True, ended=False)
+        self._meet(ended=False)
+
+    def close(self) -> None:
+        """Collective. Save the end of the training, and wait until the checkpoint is complete.
+
+        Ranks may end at different steps: the call returns when all ranks have called it. Until then
+        this rank takes part in the checkpoints of the others. A second call does nothing.
+
+        Raises:
+            FailedPreconditionError: The checkpoint could not be written.
+        """
+        if self._closed:
+            return
+        self._end_steps()
+        while True:
+            stop, due, going = self._agree(due=False, ended=True)
+            if self._lockstep and going and not stop and not due:
+                continue
+            if self._meet(ended=True):
+                break
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._release()
+
+    # For subclasses
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Wait until all steps of this rank are in the arrays."""
+
+    @abstractmethod
+    def _end_steps(self) -> None:
+        """Make no more steps, so that no rank waits for this rank."""
+
+    @abstractmethod
+    def _parts(self) -> int:
+        """Return the number of processes that write arrays."""
+
+    @abstractmethod
+    def _global_step(self) -> int:
+        """Return the step that names the checkpoint. Called on rank 0."""
+
+    def _step_of(self, writing: folder.Writing) -> int:
+        """Return the step in the files of a checkpoint."""
+        return writing.step
+
+    @abstractmethod
+    def _copy_arrays(self, paths: Sequence[str]) -> Callable[[], None]:
+        """Copy the arrays of this rank. Return a function that writes them.
+
+        Args:
+            paths: Path of the file of each process that writes.
+        """
+
+    @abstractmethod
+    def _restore_arrays(self, path: str) -> None:
+        """Collective. Restore the arrays from a checkpoint."""
+
+    def _gather_problems(self, problem: str) -> list[str]:
+        """Return the problems of all writing processes, on rank 0. A thread calls it."""
+        return [problem]
+
+    def _names(self) -> list[str]:
+        """Return the names of the variables, for the index of the checkpoint."""
+        return []
+
+    # Internals
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop = number
+        previous = self._handlers.get(number)
+        if callable(previous):
+            previous(number, frame)
+
+    def _release(self) -> None:
+        """Restore the handlers of signals."""
+        self._closed = True
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._note_signal:
+                signal.signal(number, handler)
+
+    def _agree(self, *, due: bool, ended: bool) -> tuple[int, bool, bool]:
+        """Return the signal, whether a save is due, and whether a rank still makes steps.
+
+        Collective if the ranks work in lockstep; else the values of this rank.
+        """
+        if not self._lockstep:
+            return self._stop, due, not ended
+        assert self._group is not None
+        self._flags[:] = self._stop, due, not ended
+        self._group.all_reduce(self._flags, "max")
+        return int(self._flags[0]), bool(self._flags[1]), bool(self._flags[2])
+
+    def _meet(self, *, ended: bool) -> bool:
+        """Collective. Save. Return whether no rank makes more steps."""
+        if self._closed:
+            raise FailedPreconditionError("the manager of checkpoints was closed; make a new one")
+        self._settle()
+        self._join()
+        states = {name: stateful.get_state() for name, stateful in self._own.items()}
+        reports = self._gather(_Report(self._steps, states, self._stop, ended))
+        writing, write = None, _nothing
+        if self._rank == 0:
+            writing, write, decision = self._begin(reports)
+        else:
+            decision = None
+        told: _Decision = self._tell(decision)
+        if self._rank and told.paths:
+            write = self._copy_arrays(told.paths)
+        if told.paths:
+            self._writer = threading.Thread(
+                target=self._finish, args=(writing, write), name="mpidist-checkpoint", daemon=True
+            )
+            self._writer.start()
+        if told.stop or told.ended:
+            self._wait_for_last(told)
+        return told.ended
+
+    def _load_states(self, path: str) -> tuple[list[int], dict[str, list[bytes]], Error | None]:
+        """Return the steps and states of all ranks, and the reason why they do not fit."""
+        index, size = folder.index_of(path), 1 if self._group is None else self._group.size()
+        ranks = folder.fact(index, "ranks") or 1
+        steps: list[int] = folder.fact(index, "steps") or [int(folder.fact(index, "step") or 0)]
+        states: dict[str, list[bytes]] = {}
+        try:
+            for name in self._extra:
+                states[name] = [Path(path, name).read_bytes()]
+            for name in self._own:
+                files = [Path(path, file) for file in _file_names(name, ranks)]
+                states[name] = [file.read_bytes() for file in files]
+        except OSError as error:
+            text = f"the checkpoint {path!r} has no state of {name!r} ({error.strerror})"
+            return [], {}, NotFoundError(f"{text}: leave the state out, or start anew elsewhere")
+        counted = {"the numbers of steps": len(steps)}
+        counted |= {f"the states of {name!r}": ranks for name in self._own}
+        for what, count in counted.items():
+            if count not in (1, size):
+                problem = InvalidArgumentError(
+                    f"{what} in the checkpoint {path!r} belong to {count} ranks, and this training "
+                    f"has {size}: start it with {count}"
+                )
+                return [], {}, problem
+        return steps, states, None
+
+    def _gather(self, report: _Report) -> list[_Report]:
+        """Return the reports of all ranks on rank 0."""
+        if self._group is None:
+            return [report]
+        reports: list[Any] | None = [None] * self._group.size() if self._rank == 0 else None
+        self._group.gather_object(report, reports, group_dst=0)
+        return reports or []
+
+    def _tell(self, value: Any) -> Any:
+        """Return the value of rank 0 on all ranks."""
+        if self._group is None:
+            return value
+        values = [value]
+        self._group.broadcast_object_list(values, group_src=0)
+        return values[0]
+
+    def _begin(
+        self, reports: Sequence[_Report]
+    ) -> tuple[folder.Writing | None, Callable[[], None], _Decision]:
+        """Begin a checkpoint on rank 0, and copy the arrays of rank 0."""
+        stop = max(report.stop for report in reports)
+        ended = all(report.ended for report in reports)
+        files = {name: stateful.get_state() for name, stateful in self._extra.items()}
+        for name in self._own:
+            states = [report.states[name] for report in reports]
+            files |= zip(_file_names(name, len(states)), states, strict=True)
+        writing = folder.Writing(
+            self._directory, self._global_step(), self._parts(), self._keep, files, self._names(),
+            self._parts_writer,
+        )  # fmt: skip
+        steps = [report.steps for report in reports]
+        writing.facts["steps"] = steps if len(set(steps)) > 1 else steps[:1]
+        writing.facts["ranks"] = len(reports)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(writing)
+                for name, content in files.items():
+                    writing.add(name, content)
+                write = self._copy_arrays(writing.paths)
+                stack.pop_all()
+        except Error as error:
+            self._problem = str(error)
+            return None, _nothing, _Decision([], self._problem, stop, ended)
+        return writing, write, _Decision(writing.paths, "", stop, ended)
+
+    def _finish(self, writing: folder.Writing | None, write: Callable[[], None]) -> None:
+        """Write the arrays of this rank. On rank 0, complete the checkpoint."""
+        problem = ""
+        try:
+            write()
+        except Error as error:
+            problem = str(error)
+        problems = self._gather_problems(problem)
+        if writing is None:
+            return
+        try:
+            with ExitStack() as stack:
+                stack.push(writing)
+                if failed := next(filter(None, problems), ""):
+                    raise FailedPreconditionError(failed)
+                writing.name_by(self._step_of(writing))
+        except Error as error:
+            self._problem = str(error)
+            return
+        self._path = writing.path
+        write_manager(writing.step, writing.path, 0)
+
+    def _join(self) -> None:
+        """Wait until the last checkpoint is complete. Log a warning if it could not be written."""
+        if self._writer is not None:
+            with waiting_for("the last checkpoint to be written"):
+                self._writer.join()
+            self._writer = None
+        if self._problem:
+            logger.warning(
+                "a checkpoint could not be written, and the training goes on: %s", self._problem
+            )
+            self._problem = ""
+
+    def _wait_for_last(self, decision: _Decision) -> None:
+        """Wait for the checkpoint before the end of the job. Stop the job after a signal."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        problem, self._path = self._tell((self._problem or decision.problem, self._path))
+        if problem:
+            self._release()
+            raise FailedPreconditionError(problem)
+        if decision.stop and not decision.ended:
+            if self._rank == 0:
+                write_manager(self._steps, self._path, decision.stop)
+            self._release()
+            raise SystemExit(STOP_STATUS)
+
+
+def _file_names(name: str, ranks: int) -> list[str]:
+    """Return the names of the files with the states of all ranks."""
+    return [f"{name}-{rank}" for rank in range(ranks)]
+
+
+def _nothing() -> None:
+    """Do nothing. This is the write of a process that has no arrays."""

@@ -1,0 +1,109 @@
+"""The attempts of a job, and the decision to start it again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpidist.launcher.job import Result
+from mpidist.launcher.report import describe_signal, stopped_by
+from mpidist.launcher.run_folder import read_record
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt that has ended.
+
+    Attributes:
+        status: Its exit status.
+        reason: Why it failed; "" if it did not.
+        step: Step of its last checkpoint; None if it has completed none.
+    """
+
+    status: int
+    reason: str
+    step: int | None
+
+
+class Restarts:
+    """Decides whether a job that has failed starts again.
+
+    A checkpoint of a later step than all before it is progress. Only restarts after an attempt
+    without progress are counted.
+
+    Args:
+        most: Number of restarts without progress; 0 for no restart at all.
+        delay_s: Time before a restart, in seconds.
+    """
+
+    def __init__(self, most: int, delay_s: float) -> None:
+        self._most = most
+        self._delay_s = delay_s
+        self._used = 0
+        self._best = -1
+        self.attempts: list[Attempt] = []
+
+    def add(self, folder: Path, status: int, reason: str) -> None:
+        """Add an attempt that has ended.
+
+        Args:
+            folder: The run folder.
+            status: Its exit status.
+            reason: Why it failed.
+        """
+        step = read_record(folder, "checkpoint").get("step")
+        self.attempts.append(Attempt(status, reason, step))
+        if step is not None and step > self._best:
+            self._best, self._used = step, 0
+
+    def may_go_on(self, folder: Path, result: Result) -> bool:
+        """Return whether the job starts again after its last attempt. Count the restart.
+
+        Args:
+            folder: The run folder.
+            result: The end of the attempt.
+        """
+        last = self.attempts[-1]
+        ended = result.signal or result.timed_out or stopped_by(folder)
+        if not self._most or not last.status or ended or self._used >= self._most:
+            return False
+        self._used += last.step != self._best
+        return True
+
+    def announcement(self) -> str:
+        """Return the line that begins the next attempt."""
+        last = "no checkpoint yet" if self._best < 0 else f"last checkpoint: step {self._best}"
+        delay = f" in {self._delay_s:g} s" if self._delay_s else ""
+        return (
+            f"attempt {len(self.attempts) + 1} begins{delay} ({last}; "
+            f"{self._used} of {self._most} restarts without progress)"
+        )
+
+    def wait(self, signals: set[int]) -> int:
+        """Wait before a restart. Return the signal that ended the wait, or 0.
+
+        Args:
+            signals: The signals that this command handles.
+        """
+        ending = signals & {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        deadline = time.monotonic() + self._delay_s
+        info = signal.sigtimedwait(ending, max(deadline - time.monotonic(), 0.0))
+        return 0 if info is None else info.si_signo
+
+    def summary(self) -> list[str]:
+        """Return the reason of the only attempt, or a line for each of several."""
+        if len(self.attempts) < 2:
+            return [attempt.reason for attempt in self.attempts if attempt.reason]
+        lines = []
+        for number, attempt in enumerate(self.attempts, 1):
+            saved = "no checkpoint" if attempt.step is None else f"saved step {attempt.step}"
+            lines.append(f"attempt {number}: {attempt.reason or 'success'} ({saved})")
+        return lines
+
+
+def interrupted(number: int) -> str:
+    """Return the reason of a job that a signal ended between two attempts."""
+    name = "Ctrl-C" if number == signal.SIGINT else describe_signal(number)
+    return f"interrupted by {name} before the next attempt"

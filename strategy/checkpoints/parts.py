@@ -1,0 +1,101 @@
+"""The part of a checkpoint that one server writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from mpidist.checkpoints.folder import reported
+from mpidist.checkpoints.tensor_file import write_tensors
+
+if TYPE_CHECKING:
+    from strategy.server.shard import Shard
+
+Array = NDArray[Any]
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class PartState:
+    """The variables and slots of a server.
+
+    Attributes:
+        tensors: The arrays by name. They are those of the server, or copies.
+        metadata: Facts about them, as JSON by name.
+    """
+
+    tensors: Mapping[str, Array]
+    metadata: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a copy in bytes."""
+        return sum(_aligned(array.nbytes) for array in self.tensors.values())
+
+    def copied_into(self, memory: NDArray[np.uint8]) -> PartState:
+        """Return a copy of the arrays that lies in ``memory``, which has ``nbytes`` bytes."""
+        copies, start = {}, 0
+        for name, array in self.tensors.items():
+            place = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(place, array)
+            copies[name] = place
+            start += _aligned(array.nbytes)
+        return PartState(copies, self.metadata)
+
+    def write(self, path: str) -> None:
+        """Write the arrays to a file.
+
+        Raises:
+            FailedPreconditionError: The file cannot be written.
+        """
+        with reported(path):
+            write_tensors(path, self.tensors, self.metadata)
+
+
+def state_of(shards: Iterable[Shard]) -> PartState:
+    """Return the variables and slots of all shards of a server."""
+    tensors: dict[str, Array] = {}
+    steps: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    reduced: dict[str, list[str]] = {}  # slots without an element for each element of the variable
+    for shard in shards:
+        if not shard.version:  # no worker has pushed the initial value
+            continue
+        tensors[f"{shard.name}:data"] = shard.data
+        steps[shard.name] = dict(shard.steps)
+        for key, slot in shard.slots_on_host().items():
+            tensors[f"{shard.name}:slot:{key}"] = slot
+            if slot.size != shard.layout.size:
+                reduced.setdefault(shard.name, []).append(key)
+        if shard.origin.variable != shard.name:
+            parts[shard.name] = asdict(shard.origin)
+    facts = {"steps": steps, "parts": parts, "reduced": reduced}
+    return PartState(tensors, {key: json.dumps(fact) for key, fact in facts.items()})
+
+
+def step_in(paths: Iterable[str], name: str, default: int) -> int:
+    """Return the global step in the files of a checkpoint.
+
+    Other workers may have pushed between the begin of the save and its consistent cut.
+
+    Args:
+        paths: The files of the servers.
+        name: Name of the variable of the global step.
+        default: The step, if no file has the variable.
+    """
+    for path in paths:
+        with reported(path), safe_open(path, "numpy") as file:
+            keys: list[str] = file.keys()
+            if f"{name}:data" in keys:
+                return int(file.get_tensor(f"{name}:data"))
+    return default
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
