@@ -12,18 +12,19 @@ async, the default, workers do not wait for each other. At the end, the chief pr
 the held-out images, and without --quiet also the path of the learning curve.
 
 The workers get batches in turn, in an order that depends only on the seed. After any end of the
-job, --resume continues with the batch after the last checkpoint. The number of workers and data
-tasks may change, but a run with a data service cannot continue a run without one, or the reverse.
-With --data-service the batches come from a service outside of the job: python -m dataservice.
+job, the next run continues with the batch after the last checkpoint in --output-dir. The number of
+workers and data tasks may change, but a run with a data service cannot continue a run without one,
+or the reverse. ``mpidist run --restarts 3`` starts the job again by itself. With --data-service the
+batches come from a service outside of the job: python -m dataservice.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +62,6 @@ class Split:
 
     images: Array
     digits: Array
-
-
-@dataclass
-class Place:
-    """A position in the training at which all workers have had equally many batches.
-
-    Attributes:
-        batches: Number of used batches in all epochs.
-        state: State of the iterator over all batches, or None at the start of the training.
-    """
-
-    batches: int = 0
-    state: bytes | None = None
 
 
 def main() -> None:
@@ -117,7 +105,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint-every", type=float, default=5, help="in epochs; may be a fraction"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--anew", action="store_true", help="remove the checkpoints in the output folder first"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.data is None:
@@ -141,16 +131,21 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     )
     with strategy.scope():
         weights = make_weights(args)
-    place = restore(strategy, args)
+    folder = args.output_dir / "checkpoints"
+    if args.anew and strategy.is_chief:
+        shutil.rmtree(folder, ignore_errors=True)
     name = [f"digits-{secrets.token_hex(8)}"]
-    workers = server.job_group("worker") if strategy.num_workers > 1 else None
-    if workers is not None:  # all workers restore before the chief saves again
-        workers.barrier()
-        workers.broadcast_object_list(name)
+    if strategy.num_workers > 1:
+        server.job_group("worker").broadcast_object_list(name)
     optimizer = optimizers.Adam(args.learning_rate)
     dataset, per_epoch = make_batches(args, resolver, strategy, training, name[0])
-    feed = Feed(dataset, per_epoch, strategy, place)
-    first_epoch = place.batches // per_epoch
+    feed = Feed(dataset, per_epoch, strategy)
+    rounds = max(1, round(args.checkpoint_every * per_epoch / strategy.num_workers))
+    # With backup workers, workers take different numbers of steps.
+    every = None if args.backup_workers else rounds
+    checkpoints = strategy.checkpoints(folder, every=every, extra={"data": feed})
+    checkpoints.restore()
+    first_epoch = feed.used // per_epoch
     reporter = Reporter(args, strategy, lambda: accuracy_of(weights, held_out), first_epoch)
 
     def step(images: Array, digits: Array) -> tuple[float, mpidist.Work]:
@@ -158,20 +153,6 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         loss, gradients = loss_and_gradients(values, images, digits)
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    def checkpoint() -> str:
-        """Save a checkpoint on the chief and return its path.
-
-        All workers call this after the same number of rounds.
-        """
-        reporter.settle()
-        if workers is not None:
-            workers.barrier()  # the updates of all workers are in the weights
-        path = save(strategy, args, feed.place()) if strategy.is_chief else ""
-        if workers is not None:
-            workers.barrier()  # later rounds start after the checkpoint
-        return path
-
-    every = max(1, round(args.checkpoint_every * per_epoch))
     with reporter:
         for epoch in range(first_epoch, args.epochs):
             for batch in feed.rounds():
@@ -179,14 +160,11 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
                     strategy.sync_mode.pass_over().wait()
                 else:
                     reporter.step(*step_of_all_replicas(strategy, step, batch))
-                # With backup workers, steps end before all workers have reached them.
-                if feed.has_passed(every) and not args.backup_workers:
-                    checkpoint()
+                checkpoints.step()
             reporter.epoch(epoch + 1)
-    strategy.finish()  # all pushes are applied, and no worker waits for another push
-    path = checkpoint()
+    checkpoints.close()  # all pushes of all workers are applied and saved
     if strategy.is_chief:
-        reporter.finish(path)
+        reporter.finish(str(checkpoints.path))
 
 
 def step_of_all_replicas(
@@ -306,27 +284,6 @@ def accuracy_of(weights: Sequence[Variable], data: Split) -> float:
     return float((log_probabilities.argmax(axis=1) == data.digits).mean())
 
 
-def restore(strategy: ParameterServerStrategy, args: argparse.Namespace) -> Place:
-    """Restore the last checkpoint if --resume is given.
-
-    Return the place at which the training starts.
-    """
-    if not args.resume:
-        return Place()
-    latest = strategy.latest_checkpoint(str(args.output_dir / "checkpoints"))
-    if latest is None:
-        raise SystemExit(f"--resume: there is no checkpoint in {args.output_dir / 'checkpoints'}")
-    strategy.restore(latest)
-    batches = json.loads((Path(latest) / "training.json").read_text())["batches"]
-    return Place(batches, (Path(latest) / "data").read_bytes())
-
-
-def save(strategy: ParameterServerStrategy, args: argparse.Namespace, place: Place) -> str:
-    """Save a checkpoint with its place in the training, and return its path."""
-    extra = {"data": place.state, "training.json": {"batches": place.batches}}
-    return strategy.save(str(args.output_dir / "checkpoints"), extra=extra)
-
-
 class Feed:
     """The batches of this worker, in rounds.
 
@@ -336,22 +293,17 @@ class Feed:
         dataset: All batches of an epoch. A data service divides them among the workers itself.
         per_epoch: Number of batches of an epoch.
         strategy: Strategy of the training.
-        place: Place at which to start.
 
     Attributes:
         used: Number of batches that all workers have used, with the batches of this round.
     """
 
-    def __init__(
-        self, dataset: Dataset, per_epoch: int, strategy: ParameterServerStrategy, place: Place
-    ) -> None:
+    def __init__(self, dataset: Dataset, per_epoch: int, strategy: ParameterServerStrategy) -> None:
         self.dealt_out = dataset.distributed
         self.per_epoch = per_epoch
         self.index, self.workers = strategy.worker_index, strategy.num_workers
-        self.used = self.used_before = place.batches
+        self.used = 0
         self.elements = iter(dataset.repeat())
-        if place.state is not None:
-            self.elements.set_state(place.state)
 
     def rounds(self) -> Iterator[Batch | None]:
         """Yield this worker's batches for the rest of the epoch.
@@ -362,7 +314,7 @@ class Feed:
         while self.used < end:
             count = min(self.workers, end - self.used)
             batch = self.take(count)
-            self.used_before, self.used = self.used, self.used + count
+            self.used += count
             yield batch
 
     def take(self, count: int) -> Batch | None:
@@ -372,13 +324,15 @@ class Feed:
         batches = [next(self.elements) for _ in range(count)]
         return batches[self.index] if self.index < count else None
 
-    def has_passed(self, period: int) -> bool:
-        """Return whether this round reached a multiple of ``period`` batches."""
-        return self.used // period > self.used_before // period
+    def get_state(self) -> bytes:
+        """Return the number of used batches and the state behind them, for all workers."""
+        return b"%d %b" % (self.used, self.elements.get_state())
 
-    def place(self) -> Place:
-        """Return the place of the next round, which holds for any number of workers."""
-        return Place(self.used, self.elements.get_state())
+    def set_state(self, state: bytes) -> None:
+        """Continue behind the used batches."""
+        used, _, elements = state.partition(b" ")
+        self.used = int(used)
+        self.elements.set_state(elements)
 
 
 if __name__ == "__main__":

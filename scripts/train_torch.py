@@ -1,19 +1,21 @@
 """Train a convolutional network of torch on handwritten digits, with its parameters on ps tasks.
 
     mpidist run --ps 1 --worker 2 scripts/train_torch.py
-    mpidist run --ps 2 --worker 2 scripts/train_torch.py --mode sync
+    mpidist run --ps 2 --worker 2 --restarts 3 scripts/train_torch.py --mode sync
     python scripts/train_torch.py
 
 Each step pulls the values into the parameters of the module and pushes the gradients that autograd
 has computed. The servers apply Adam. The data are the 1,797 images of 8 x 8 pixels that come with
 scikit-learn. A fifth of each digit is held out. The last line of the output has the accuracy on the
-held-out images.
+held-out images. After any end of the job, the next run continues at the last checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 from _digits import load_digits
@@ -45,6 +47,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/torch"))
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=200, metavar="N", help="in steps of each worker"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="remove the checkpoints in the output folder first"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)  # ranks share the cores
     resolver = MPIClusterResolver(jobs={"ps": args.ps, "worker": -1})
@@ -54,12 +63,10 @@ def main() -> None:
         if resolver.task_type == "ps":
             server.join()
         else:
-            train(args, ParameterServerStrategy(resolver, mode=args.mode), server)
+            train(args, ParameterServerStrategy(resolver, mode=args.mode))
 
 
-def train(
-    args: argparse.Namespace, strategy: ParameterServerStrategy, server: mpidist.Server
-) -> None:
+def train(args: argparse.Namespace, strategy: ParameterServerStrategy) -> None:
     """Train on one worker."""
     (images, digits), held_out = load_data()
     torch.manual_seed(args.seed)
@@ -67,18 +74,22 @@ def train(
     with strategy.scope():
         variables = ModuleVariables(model)
     optimizer = optimizers.Adam(args.learning_rate)
-    random = np.random.default_rng((args.seed, strategy.worker_index))
-    steps = max(len(digits) // args.batch_size // strategy.num_workers, 1)
-    for _ in range(args.epochs):
-        order = torch.from_numpy(random.permutation(len(digits)))
-        for batch in order.split(args.batch_size)[:steps]:
+    steps = max(len(digits) // args.batch_size // strategy.num_workers, 1)  # of an epoch
+    folder = args.output_dir / "checkpoints"
+    if args.anew and strategy.is_chief:
+        shutil.rmtree(folder, ignore_errors=True)
+    with strategy.checkpoints(folder, every=args.checkpoint_every) as checkpoints:
+        for step in range(checkpoints.restore(), args.epochs * steps):
+            epoch, number = divmod(step, steps)
+            # The order depends on the epoch alone, so a restarted job needs no state of it.
+            random = np.random.default_rng((args.seed, strategy.worker_index, epoch))
+            order = torch.from_numpy(random.permutation(len(digits)))
+            batch = order[number * args.batch_size : (number + 1) * args.batch_size]
             variables.pull()
             model.zero_grad()
             functional.cross_entropy(model(images[batch]), digits[batch]).backward()
             variables.push(optimizer)
-    strategy.finish()
-    if strategy.num_workers > 1:  # wait for the last steps of all workers
-        server.job_group("worker").barrier()
+            checkpoints.step()
     variables.pull()
     if strategy.is_chief:
         print(

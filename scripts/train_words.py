@@ -1,6 +1,7 @@
 """Learn word vectors from the source files of Python's standard library.
 
     mpidist run --ps 2 --worker 2 scripts/train_words.py
+    mpidist run --ps 2 --worker 2 --restarts 3 scripts/train_words.py
     python scripts/train_words.py
     python scripts/train_words.py --gpus 1
 
@@ -8,15 +9,18 @@ The model is skip-gram with negative sampling (Mikolov et al., 2013): the vector
 the words near it. Every worker reads its share of the files, pulls the rows of the words in a
 batch, and pushes gradients of these rows only. With --gpus 1 the rows arrive on a GPU, which
 computes the gradients. The last lines of the output are the nearest neighbours of some words.
+After any end of the job, the next run with as many workers continues at the last checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +58,7 @@ def main() -> None:
         if resolver.task_type == "ps":
             server.join()
         else:
-            train(args, resolver, server)
+            train(args, resolver)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,11 +81,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=256, help="drawn for each batch")
     parser.add_argument("--learning-rate", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/words"))
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=200, metavar="N", help="in steps of each worker"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="remove the checkpoints in the output folder first"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args()
 
 
-def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
+def train(args: argparse.Namespace, resolver: MPIClusterResolver) -> None:
     """Train on one worker."""
     texts = [tokens for path in files(args.files) if (tokens := words_of(path))]
     vocabulary = Vocabulary(texts, args.words)
@@ -95,20 +106,26 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         ),
     )
     tables = make_tables(args, strategy, len(vocabulary.names))
-    own = texts[strategy.worker_index :: strategy.num_workers]
-    random = np.random.default_rng((args.seed, strategy.worker_index))
+    own = texts[strategy.worker_index :: strategy.num_workers] * args.epochs
+    batches = Batches(args, vocabulary, own, strategy.worker_index)
+    folder = args.output_dir / "checkpoints"
+    if args.anew and strategy.is_chief:
+        shutil.rmtree(folder, ignore_errors=True)
     optimizer = optimizers.Adagrad(args.learning_rate)
     losses: list[float] = []
     shown = strategy.is_chief and not args.quiet
-    with Progress(console=Console(stderr=True), disable=not shown) as progress:
-        for text in progress.track([text for _ in range(args.epochs) for text in own]):
-            for centers, contexts in vocabulary.batches(text, args.window, args.batch_size, random):
-                negatives = vocabulary.draw(args.negatives, random)
-                words = (centers, contexts, negatives)
-                losses.append(strategy.run(step, (tables, optimizer, *words)))
-    strategy.finish()
-    if strategy.num_workers > 1:
-        server.job_group("worker").barrier()
+    with (
+        strategy.checkpoints(
+            folder, every=args.checkpoint_every, own={"batches": batches}
+        ) as checkpoints,
+        Progress(console=Console(stderr=True), disable=not shown) as progress,
+    ):
+        checkpoints.restore()
+        bar = progress.add_task("files", total=len(own))
+        for words in batches:
+            losses.append(strategy.run(step, (tables, optimizer, *words)))
+            checkpoints.step()
+            progress.update(bar, completed=batches.text)
     if strategy.is_chief:
         report(vocabulary, tables[0].read_value(), losses)
 
@@ -171,6 +188,54 @@ class Vocabulary:
         both = both[:, random.permutation(both.shape[1])]
         for start in range(0, both.shape[1], size):
             yield both[0, start : start + size], both[1, start : start + size]
+
+
+class Batches:
+    """The batches of a worker: centers, contexts and negative samples.
+
+    The random numbers of a batch depend on its place alone, so the place is the whole state.
+
+    Args:
+        args: Arguments of the command line.
+        vocabulary: The vocabulary.
+        texts: The texts of the worker, in all epochs.
+        worker: Index of the worker.
+
+    Attributes:
+        text: Number of the text of the next batch.
+        batch: Number of the next batch in it.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        vocabulary: Vocabulary,
+        texts: Sequence[Sequence[str]],
+        worker: int,
+    ) -> None:
+        self.args, self.vocabulary, self.texts, self.worker = args, vocabulary, texts, worker
+        self.text = self.batch = 0
+
+    def __iter__(self) -> Iterator[tuple[Array, Array, Array]]:
+        window, size = self.args.window, self.args.batch_size
+        while self.text < len(self.texts):
+            place = (self.args.seed, self.worker, self.text)
+            text, random = self.texts[self.text], np.random.default_rng(place)
+            pairs = self.vocabulary.batches(text, window, size, random)
+            for centers, contexts in islice(pairs, self.batch, None):
+                draw = np.random.default_rng((*place, self.batch))
+                negatives = self.vocabulary.draw(self.args.negatives, draw)
+                self.batch += 1
+                yield centers, contexts, negatives
+            self.text, self.batch = self.text + 1, 0
+
+    def get_state(self) -> bytes:
+        """Return the place of the next batch."""
+        return f"{self.text} {self.batch}".encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Continue at a place."""
+        self.text, self.batch = map(int, state.split())
 
 
 def make_tables(
@@ -242,9 +307,11 @@ def expit(x: Array) -> Array:
 
 def report(vocabulary: Vocabulary, table: Array, losses: Sequence[float]) -> None:
     """Print the loss and the nearest neighbours of some words."""
-    ends = max(len(losses) // 4, 1)  # the loss of single batches varies much
-    first, last = np.mean(losses[:ends]), np.mean(losses[-ends:])
-    print(f"{len(vocabulary.names)} words, {len(losses)} steps, loss {first:.3f} to {last:.3f}")
+    learned = ""
+    if losses:  # none if the last checkpoint is that of the end
+        ends = max(len(losses) // 4, 1)  # the loss of single batches varies much
+        learned = f", loss {np.mean(losses[:ends]):.3f} to {np.mean(losses[-ends:]):.3f}"
+    print(f"{len(vocabulary.names)} words, {len(losses)} steps{learned}")
     unit = table / np.linalg.norm(table, axis=1, keepdims=True)
     for word in SHOWN:
         if word in vocabulary.numbers:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from mpidist import errors
+from mpidist.errors import DataLossError, Error, FailedPreconditionError, NotFoundError
 from mpidist.mpi.records import write_checkpoint
 
 _INDEX = "index.json"
@@ -33,10 +33,10 @@ def reported(path: str) -> Iterator[None]:
     """Convert errors of writing a checkpoint to FailedPreconditionError."""
     try:
         yield
-    except errors.Error:  # errors of messages, some of which are OSErrors too
+    except Error:  # errors of messages, some of which are OSErrors too
         raise
     except OSError as error:
-        raise errors.FailedPreconditionError(
+        raise FailedPreconditionError(
             f"cannot write the checkpoint {path!r}: {error}; there must be room for it, and every "
             "process that writes a part must be able to write into its folder"
         ) from error
@@ -271,21 +271,21 @@ def files_in(path: str, index: bytes | None) -> list[str]:
     if index is None:
         within = ", ".join(os.path.basename(one) for one in checkpoints(path))
         hint = f"; it holds {within}: latest_checkpoint() gives the last" if within else ""
-        raise errors.NotFoundError(
+        raise NotFoundError(
             f"{path!r} is not a checkpoint, or is on another host alone: {_INDEX} cannot be read"
             f"{hint}"
         )
     try:
         facts = json.loads(index)
     except (ValueError, RecursionError) as error:
-        raise errors.DataLossError(
+        raise DataLossError(
             f"the index of {path!r} is damaged ({error}); restore an older one"
         ) from error
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-        raise errors.DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
+        raise DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
     files = facts.get("files")
     if not isinstance(files, list) or not files or not all(map(_is_file, files)):
-        raise errors.DataLossError(
+        raise DataLossError(
             f"the index of {path!r} is damaged (its files are {files!r}); restore an older one"
         )
     return [os.path.join(path, name) for name in files]

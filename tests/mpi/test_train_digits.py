@@ -1,4 +1,4 @@
-"""The main job: it learns, it resumes, and it ends cleanly after every accident."""
+"""The main job: it learns, it continues, and it ends cleanly after every accident."""
 
 import contextlib
 import json
@@ -78,7 +78,7 @@ def accuracy(output):
         (("--ps", "1", "--worker", "2"), ("--data", "0")),
     ],
 )
-def test_learns_and_resumes(layout, arguments, tmp_path):
+def test_learns_and_continues(layout, arguments, tmp_path):
     words = (str(SCRIPT), "--output-dir", str(tmp_path), *arguments)
     output = train(*words, "--epochs", "15", launcher=run_command(*layout))
     assert accuracy(output) > 0.95
@@ -87,7 +87,7 @@ def test_learns_and_resumes(layout, arguments, tmp_path):
     assert steps == sorted(steps)
     assert results["step"] == 15 * 45  # 1,437 images in batches of 32, on any worker
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    train(*words, "--epochs", "17", "--resume", launcher=run_command(*layout))
+    train(*words, "--epochs", "17", launcher=run_command(*layout))
     resumed = json.loads((tmp_path / "results.json").read_text())
     assert resumed["curve"][0]["epoch"] == 16
     assert resumed["step"] == 17 * 45
@@ -118,11 +118,12 @@ def test_under_the_vendors_own_launcher(tmp_path):
     assert accuracy(output) > 0.8
 
 
-def test_resume_without_a_checkpoint_says_so(tmp_path):
-    words = (sys.executable, str(SCRIPT), "--resume", "--output-dir", str(tmp_path))
-    result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 1
-    assert "there is no checkpoint" in result.stderr
+def test_begins_anew(tmp_path):
+    words = (sys.executable, str(SCRIPT), "--epochs", "2", "--output-dir", str(tmp_path))
+    for anew, epochs in ([], [1, 2]), ([], []), (["--anew"], [1, 2]):
+        train(*words, *anew)
+        curve = json.loads((tmp_path / "results.json").read_text())["curve"]
+        assert [point["epoch"] for point in curve] == epochs
 
 
 class Accident:

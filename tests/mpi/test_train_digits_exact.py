@@ -1,7 +1,7 @@
 """The main job uses every image once an epoch, in one order, after any interruption.
 
 Each worker logs the images of its batches. The used batches of a run are the batches before the
-checkpoint from which the next run resumes.
+checkpoint from which the next run continues.
 """
 
 import contextlib
@@ -60,9 +60,10 @@ def gate():
 def logged(feed):
     global count
     with open(folder / f"log-{{feed.index}}", "a") as log:
+        first = feed.used
         for batch in rounds(feed):
+            number, first = first + feed.index, feed.used
             if batch is not None:
-                number = feed.used_before + feed.index
                 log.write(json.dumps([number, [rows[one.tobytes()] for one in batch[0]]]) + "\\n")
                 log.flush()
             if what != "none" and feed.index == int(worker) and count == int(round_):
@@ -108,10 +109,10 @@ class Job:
         """The number of used batches at the newest checkpoint."""
         if self.latest is None:
             return 0
-        return json.loads((Path(self.latest) / "training.json").read_text())["batches"]
+        return int((Path(self.latest) / "data").read_bytes().partition(b" ")[0])
 
     def run(self, workers, data, *, accident=(), beside=None, options=()):
-        """Start or resume the training. Return whether it has completed.
+        """Start or continue the training. Return whether it has completed.
 
         Args:
             workers: Number of workers.
@@ -124,12 +125,11 @@ class Job:
         logs, begin = self.folder / f"run-{len(self.runs)}", self.place
         logs.mkdir()
         layout = ["--ps", "1", "--worker", str(workers), "--data", str(data)]
-        resume = ["--resume"] if self.latest is not None else []
         words = [str(logs), *map(str, accident or ("none", 0, 0, 0))]
         words += ["--quiet", "--data", str(data), "--output-dir", str(self.folder / "out")]
         command = [sys.executable, "-m", "mpidist", "run", *layout, str(self.folder / "logged.py")]
         process = subprocess.Popen(
-            [*command, *words, *resume, *self._options, *options],
+            [*command, *words, *self._options, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

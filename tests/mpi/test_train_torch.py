@@ -22,9 +22,10 @@ SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train_torc
     ],
     ids=["alone", "async", "sync"],
 )
-def test_it_learns(layout, arguments, steps):
+def test_it_learns(layout, arguments, steps, tmp_path):
     launcher = ("-m", "mpidist", "run", *layout) if layout else ()
-    command = (sys.executable, *launcher, str(SCRIPT), *arguments, "--epochs", "3")
+    words = (*arguments, "--epochs", "3", "--output-dir", str(tmp_path))
+    command = (sys.executable, *launcher, str(SCRIPT), *words)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.fullmatch(r"(\d+) steps, held-out accuracy (0\.\d+)\n", ended.stdout)

@@ -35,11 +35,11 @@ SMALL = ("--quiet", "--files", "15", "--words", "1000", "--dimensions", "24", "-
     ],
     ids=["alone", "ssp", "two servers"],
 )
-def test_it_learns(layout, arguments):
+def test_it_learns(layout, arguments, tmp_path):
     launcher = ("-m", "mpidist", "run", *layout) if layout else ()
     command = (sys.executable, *launcher, SCRIPT, *arguments, *SMALL)
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary, *lines = ended.stdout.splitlines()
@@ -53,16 +53,16 @@ def test_it_learns(layout, arguments):
         assert len(neighbours.split(", ")) == 5
 
 
-def test_on_a_gpu_it_learns_what_it_learns_on_the_cpu():
+def test_on_a_gpu_it_learns_what_it_learns_on_the_cpu(tmp_path):
     def shown(gpus):
         small = ("--files", "8", "--words", "300", "--dimensions", "8", "--epochs", "1")
         ended = subprocess.run(
-            (sys.executable, "-c", ON_STAND_IN, "--quiet", "--gpus", gpus, *small),
+            (sys.executable, "-c", ON_STAND_IN, "--quiet", "--anew", "--gpus", gpus, *small),
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            cwd=ROOT,
+            cwd=tmp_path,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
