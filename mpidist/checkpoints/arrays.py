@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from mpidist.buffers.host_view import host_view
 from mpidist.checkpoints import folder
 from mpidist.checkpoints.manager import CheckpointManager, Stateful
-from mpidist.checkpoints.tensor_file import stored_name, write_tensors
+from mpidist.checkpoints.tensor_file import read_header, read_tensor, stored_name, write_tensors
 from mpidist.collectives.default import group_or_default
 from mpidist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from mpidist.gpu import HostStaging
@@ -125,9 +124,10 @@ class Checkpoints(CheckpointManager):
                 copy = self._copies[name] = np.empty_like(view, order="C", subok=False)
             np.copyto(copy, view)
         copies, path = dict(self._copies), paths[self._rank]
+        checkpoint = os.path.dirname(path).partition(".partial-")[0]
 
         def write() -> None:
-            with folder.reported(path):
+            with folder.reported(checkpoint):
                 write_tensors(path, copies, {})
 
         return write
@@ -177,12 +177,18 @@ def _read(path: str, names: Mapping[str, Any]) -> dict[str, Array]:
         DataLossError: The file is damaged.
     """
     try:
-        with safe_open(path, "numpy") as file:
-            keys: list[str] = file.keys()
-            if missing := sorted(set(names) - set(keys)):
-                raise NotFoundError(f"the checkpoint {os.path.dirname(path)!r} has no {missing}")
-            return {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise DataLossError(
-            f"the file {path!r} of a checkpoint cannot be read ({error}); restore an older one"
-        ) from error
+        tensors, _ = read_header(path)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if missing := sorted(set(names) - set(tensors)):
+        raise NotFoundError(f"the checkpoint {os.path.dirname(path)!r} has no {missing}")
+    try:
+        return {name: read_tensor(path, tensors[name]) for name in names}
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, why: object) -> DataLossError:
+    return DataLossError(
+        f"the file {path!r} of a checkpoint cannot be read ({why}); restore an older one"
+    )

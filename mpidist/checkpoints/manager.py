@@ -37,6 +37,13 @@ STOP_STATUS = 75
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
+class SavedAndStopped(SystemExit):
+    """The job was told to stop, and a checkpoint of the last step is complete. The status is 75."""
+
+    def __init__(self) -> None:
+        super().__init__(STOP_STATUS)
+
+
 class Stateful(Protocol):
     """An object that continues from a saved state, such as an iterator of ``dataservice``."""
 
@@ -131,12 +138,7 @@ class CheckpointManager(ABC):
         self._path: str | None = None
         self._steps = 0
         self._closed = False
-        self._handlers: dict[int, Any] = {}
-        if config.hooks and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._handlers[number] = signal.signal(number, self._note_signal)
-        if self._rank == 0:
-            write_manager(0, None, 0)
+        self._handlers: dict[int, Any] | None = None  # the previous handlers of signals
 
     @property
     def steps(self) -> int:
@@ -187,10 +189,12 @@ class CheckpointManager(ABC):
         step, always collective.
 
         Raises:
-            SystemExit: The job was told to stop by SIGUSR1 or SIGTERM. The checkpoint is complete.
-                The status is 75.
+            SavedAndStopped: SIGUSR1 or SIGTERM has told the job to stop. It is a SystemExit with
+                status 75.
             FailedPreconditionError: The checkpoint before a stop could not be written.
         """
+        if self._handlers is None:
+            self._begin_steps()
         self._steps += 1
         due = self._every is not None and self._steps % self._every == 0
         stop, due, _ = self._agree(due=due, ended=False)
@@ -229,6 +233,7 @@ class CheckpointManager(ABC):
         self._release()
 
     def __enter__(self) -> Self:
+        self._begin_steps()
         return self
 
     def __exit__(
@@ -286,16 +291,25 @@ class CheckpointManager(ABC):
 
     # Internals
 
+    def _begin_steps(self) -> None:
+        """Handle the signals that tell the job to stop, from now on."""
+        self._handlers = {}
+        if config.hooks and threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._handlers[number] = signal.signal(number, self._note_signal)
+        if self._rank == 0:
+            write_manager(self._steps, self._path, 0)
+
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop = number
-        previous = self._handlers.get(number)
+        previous = (self._handlers or {}).get(number)
         if callable(previous):
             previous(number, frame)
 
     def _release(self) -> None:
         """Restore the handlers of signals."""
         self._closed = True
-        for number, handler in self._handlers.items():
+        for number, handler in (self._handlers or {}).items():
             if signal.getsignal(number) == self._note_signal:
                 signal.signal(number, handler)
 
@@ -454,7 +468,7 @@ class CheckpointManager(ABC):
             if self._rank == 0:
                 write_manager(self._steps, self._path, decision.stop)
             self._release()
-            raise SystemExit(STOP_STATUS)
+            raise SavedAndStopped
 
 
 def _file_names(name: str, ranks: int) -> list[str]:

@@ -250,7 +250,7 @@ class Server:
             self.stop()
             return
         if isinstance(error, SystemExit) and self._membership is not None:
-            world().shutdown.end_job(exit_reason(error.code, "SystemExit"), code=error.code)
+            world().shutdown.end_job(exit_reason(error.code, type(error).__name__), code=error.code)
         self._close()  # without draining: the pending work may be the reason of the error
 
     # For services and for the packages built on this one

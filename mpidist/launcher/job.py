@@ -84,6 +84,7 @@ def run_job(
     failed: Callable[[], bool],
     ended: Callable[[], bool],
     saves: Callable[[], bool],
+    awaits_manager: bool,
     reporter: Reporter,
     timeout_s: float | None,
     standard_input: socket.socket | None,
@@ -100,6 +101,8 @@ def run_job(
             that the launcher does not wait for them.
         saves: Returns whether the job saves a checkpoint on SIGUSR1, and then ends. SIGTERM to this
             command then gives it time for that.
+        awaits_manager: Whether SIGUSR1 waits until ``saves`` returns True. Before, it would kill a
+            rank that has no handler yet.
         reporter: Reports why the job hangs: on SIGQUIT, at the time limit, and after a long wait.
         timeout_s: Limit of the whole job; None for no limit.
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
@@ -124,6 +127,7 @@ def run_job(
     if standard_input is not None:
         threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
     received, timed_out, had_failed, over_at = 0, False, False, 0.0
+    stops = False
     due: list[tuple[float, int]] = []  # signals for the launcher; SIGKILL is for every process
     dropped: set[int] = set()
     try:
@@ -133,8 +137,13 @@ def run_job(
             reap(but=launcher.pid)
             now = time.monotonic()
             reporter.check_stall()
+            if stops and saves():
+                stops = False
+                launcher.send_signal(signal.SIGUSR1)
             if number == _ASK:
                 reporter.start("what the ranks do:")
+            elif number == signal.SIGUSR1 and awaits_manager:
+                stops = True
             elif number in _FOR_RANKS:
                 if number in passed_on:
                     launcher.send_signal(number)

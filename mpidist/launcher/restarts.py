@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist.launcher.job import Result
-from mpidist.launcher.report import describe_signal, stopped_by
+from mpidist.launcher.report import STOP_STATUS, describe_signal, stopped_by
 from mpidist.launcher.run_folder import read_record
+
+# Signals after which the job can go on later, from its last checkpoint.
+_STOPPING = (signal.SIGUSR1, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Restarts:
         Args:
             signals: The signals that this command handles.
         """
-        ending = signals & {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        ending = signals & {signal.SIGINT, signal.SIGHUP, *_STOPPING}
         deadline = time.monotonic() + self._delay_s
         info = signal.sigtimedwait(ending, max(deadline - time.monotonic(), 0.0))
         return 0 if info is None else info.si_signo
@@ -103,7 +106,8 @@ class Restarts:
         return lines
 
 
-def interrupted(number: int) -> str:
-    """Return the reason of a job that a signal ended between two attempts."""
+def interrupted(number: int) -> tuple[int, str]:
+    """Return the status and the reason of a job that a signal ended between two attempts."""
     name = "Ctrl-C" if number == signal.SIGINT else describe_signal(number)
-    return f"interrupted by {name} before the next attempt"
+    status = STOP_STATUS if number in _STOPPING else 128 + number
+    return status, f"interrupted by {name} before the next attempt"

@@ -159,8 +159,9 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
                 break
             _print([*lines, restarts.announcement()])
             if number := restarts.wait(signals):
-                status, lines = 128 + number, [interrupted(number)]
-                restarts.add(folder, status, lines[0])
+                status, reason = interrupted(number)
+                restarts.add(folder, status, reason)
+                lines = [reason]
                 break
         with contextlib.suppress(OSError):  # the script may have removed the folder
             write_end(folder, status)
@@ -194,6 +195,7 @@ def _attempt(
             failed=lambda: first_failure(folder) is not None,
             ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
             saves=lambda: bool(read_record(folder, "manager")),
+            awaits_manager=namespace.restarts > 0,
             reporter=Reporter(folder),
             timeout_s=None if deadline == math.inf else deadline - time.monotonic(),
             standard_input=standard_input,

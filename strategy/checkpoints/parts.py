@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from mpidist.checkpoints.folder import reported
-from mpidist.checkpoints.tensor_file import write_tensors
+from mpidist.checkpoints.tensor_file import read_header, read_tensor, write_tensors
 
 if TYPE_CHECKING:
     from strategy.server.shard import Shard
@@ -90,10 +89,11 @@ def step_in(paths: Iterable[str], name: str, default: int) -> int:
         default: The step, if no file has the variable.
     """
     for path in paths:
-        with reported(path), safe_open(path, "numpy") as file:
-            keys: list[str] = file.keys()
-            if f"{name}:data" in keys:
-                return int(file.get_tensor(f"{name}:data"))
+        with reported(path):
+            tensors, _ = read_header(path)
+            found = tensors.get(f"{name}:data")
+            if found is not None:
+                return int(read_tensor(path, found).item())
     return default
 
 

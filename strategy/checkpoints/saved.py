@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from mpidist.checkpoints.tensor_file import STORED_NAMES
+from mpidist.checkpoints.tensor_file import StoredTensor, read_header, read_into
 from strategy.protocol.layout import WIDE
 from strategy.protocol.partition import Origin, Part, Shape, whole
 
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-
-_LENGTH = struct.Struct("<Q")
-
-_DTYPES = {stored: name for name, stored in STORED_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -57,27 +52,6 @@ class Saved:
     steps: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor in a safetensors file.
-
-    Attributes:
-        dtype: Name of the dtype: NumPy's, or the name in safetensors if NumPy does not know the
-            dtype.
-        shape: The shape.
-        start: Offset of the data in the file in bytes.
-    """
-
-    dtype: str
-    shape: Shape
-    start: int
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-
 @dataclass
 class _Piece:
     """A part of a variable in a file of a checkpoint.
@@ -91,7 +65,7 @@ class _Piece:
 
     path: str
     part: Part
-    tensors: dict[str, _Tensor]
+    tensors: dict[str, StoredTensor]
     steps: dict[str, int]
 
     def has_all_elements(self, kind: str) -> bool:
@@ -111,13 +85,9 @@ class _Piece:
         Raises:
             DataLossError: The file cannot be read, or is too short.
         """
-        view = out.reshape(-1).view(np.uint8)  # NumPy's bfloat16 has no buffer
+        start = self.tensors[kind].start + first * out.itemsize
         try:
-            # The file is not mapped: access to a mapped file that becomes shorter ends the process.
-            with open(self.path, "rb") as file:
-                file.seek(self.tensors[kind].start + first * out.itemsize)
-                if file.readinto(view.data) < view.size:
-                    raise unreadable(self.path, "it has become shorter")
+            read_into(self.path, start, out)
         except OSError as error:
             raise unreadable(self.path, error) from error
 
@@ -246,10 +216,10 @@ def _pieces_in(path: str, variables: set[str]) -> Iterator[tuple[str, _Piece]]:
     Raises:
         Exception: The file is damaged.
     """
-    tensors, metadata = _parse(path)
+    tensors, metadata = read_header(path)
     facts = {key: json.loads(metadata.get(key, "{}")) for key in ("parts", "reduced")}
     steps = json.loads(metadata["steps"])
-    by_name: dict[str, dict[str, _Tensor]] = {}
+    by_name: dict[str, dict[str, StoredTensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.partition(":")
         by_name.setdefault(name, {})[kind] = tensor
@@ -265,33 +235,6 @@ def _pieces_in(path: str, variables: set[str]) -> Iterator[tuple[str, _Piece]]:
             np.dtype(own[kind].dtype)
         own_steps = {optimizer: int(n) for optimizer, n in steps[name].items()}
         yield origin.variable, _Piece(path, origin.part, own, own_steps)
-
-
-def _parse(path: str) -> tuple[dict[str, _Tensor], dict[str, str]]:
-    """Parse the header of a safetensors file. Return its tensors by name, and its metadata.
-
-    The file begins with the length of a JSON text, in 8 bytes, and the text. The text has offsets
-    from its own end.
-
-    Raises:
-        Exception: The file is damaged.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        described: dict[str, Any] = json.loads(file.read(min(length, size)))
-    base = _LENGTH.size + length
-    metadata: dict[str, str] = described.pop("__metadata__")
-    tensors: dict[str, _Tensor] = {}
-    for name, one in described.items():
-        start, stop = one["data_offsets"]
-        dtype = _DTYPES.get(one["dtype"])
-        tensor = _Tensor(dtype or one["dtype"], tuple(one["shape"]), base + start)
-        nbytes = tensor.size * np.dtype(dtype).itemsize if dtype else stop - start
-        if start < 0 or stop - start != nbytes or base + stop > size:
-            raise ValueError(f"the data of {name!r} are incomplete")
-        tensors[name] = tensor
-    return tensors, metadata
 
 
 def _origin(name: str, shape: Shape, told: Mapping[str, Any] | None) -> Origin:

@@ -1,0 +1,90 @@
+"""Time saves of checkpoints that stop the training, and saves beside the training.
+
+    mpidist run --ps 1 --worker 1 scripts/bench_checkpoints.py [--mib 64] [--json results.json]
+
+The variables and their momentum slots have the given size together. A step computes for some
+milliseconds and pushes to a small variable. "save" is the time of ``strategy.save``. "held up" is
+the time by which a step that begins a checkpoint, and the step after it, whose push waits for the
+copy, take longer than two other steps. "all steps" is the same for all steps until the checkpoint
+is complete: the writing takes a share of the cores. Times are medians in milliseconds. "share" is
+"held up" over "save", in percent. The sides take turns.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import numpy as np
+from _bench import report
+
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+VARIABLES = 16
+COLUMNS = ["MiB", "save", "held up", "all steps", "share"]
+
+
+def main():
+    """Run the ps, or measure on the worker."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--mib", type=float, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder", help="where the checkpoints are; by default a temporary folder")
+    args = parser.parse_args()
+    resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+    with mpidist.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+    ) as server:
+        if resolver.task_type == "ps":
+            server.join()
+        elif resolver.task_id == 0:
+            with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+                row = measure(args, folder)
+            report("checkpoints, ms", COLUMNS, [row], {"variables": VARIABLES}, args.json)
+
+
+def measure(args, folder):
+    """Return the row of the table."""
+    strategy = ParameterServerStrategy()
+    size = int(args.mib * (1 << 20) / 4 / 2 / VARIABLES)
+    with strategy.scope():
+        small = get_variable("small", 1024, initializer="zeros")
+        large = [get_variable(f"v{n}", size, initializer="random_normal") for n in range(VARIABLES)]
+    momentum, sgd = optimizers.SGD(1e-3, momentum=0.9), optimizers.SGD(1e-3)
+    momentum.apply_gradients([(np.ones(size, np.float32), one) for one in large]).wait()
+    matrix, gradient = np.ones((300, 300)), np.ones(1024, np.float32)
+    checkpoints = strategy.checkpoints(folder)
+
+    def step():
+        matrix @ matrix @ matrix
+        sgd.apply_gradients([(gradient, small)]).wait()
+
+    times = {"save": [], "held up": [], "all steps": []}
+    for _ in range(args.rounds + 1):
+        times["save"].append(timed(lambda: strategy.save(folder)))
+        alone = statistics.median(timed(step) for _ in range(20))
+        last, begun = checkpoints.path, time.perf_counter()
+        checkpoints.save()
+        step()
+        times["held up"].append(time.perf_counter() - begun - alone)
+        steps = 1
+        while checkpoints.path == last:
+            step()
+            steps += 1
+        times["all steps"].append(time.perf_counter() - begun - steps * alone)
+    # The first copy finds no pages in memory.
+    ms = {name: 1e3 * statistics.median(found[1:]) for name, found in times.items()}
+    return [f"{args.mib:g}", *ms.values(), 100 * ms["held up"] / ms["save"]]
+
+
+def timed(call):
+    """Return the time of a call in seconds."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+main()

@@ -1,0 +1,199 @@
+"""mpidist.Checkpoints in one process, and the files that it writes."""
+
+import os
+import signal
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import mpidist as dist
+from mpidist.checkpoints import manager
+from mpidist.checkpoints.tensor_file import (
+    STORED_NAMES,
+    read_header,
+    read_tensor,
+    write_tensors,
+)
+from mpidist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_safetensors_reads_the_arrays(tmp_path_factory, data):
+    tensors = {}
+    for name in data.draw(st.sets(st.text(min_size=1, max_size=5), max_size=4)):
+        dtype = dtype_of(data.draw(st.sampled_from(sorted(STORED_NAMES))))
+        shape = data.draw(arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+        count = int(np.prod(shape)) * dtype.itemsize
+        values = data.draw(st.binary(min_size=count, max_size=count))
+        if dtype.kind == "b":
+            values = bytes(value & 1 for value in values)
+        array = np.frombuffer(values, dtype).reshape(shape)
+        tensors[name] = array.T if data.draw(st.booleans()) else array
+    path = str(tmp_path_factory.getbasetemp() / "file.safetensors")
+    write_tensors(path, tensors, {"about": "é"})
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"about": "é"}
+        assert set(file.keys()) == tensors.keys()
+        by_library = {
+            name: file.get_tensor(name)
+            for name, array in tensors.items()
+            if not array.dtype.name.startswith("float8")  # its NumPy interface lacks them
+        }
+    stored, metadata = read_header(path)
+    assert metadata == {"about": "é"}
+    by_us = {name: read_tensor(path, one) for name, one in stored.items()}
+    assert by_us.keys() == tensors.keys()
+    for found in by_us, by_library:
+        for name, array in found.items():
+            assert array.dtype == tensors[name].dtype
+            assert array.shape == tensors[name].shape
+            assert array.tobytes() == tensors[name].tobytes()
+
+
+def test_big_endian_arrays_and_other_dtypes(tmp_path):
+    path = str(tmp_path / "file")
+    write_tensors(path, {"a": np.arange(3, dtype=">i4")}, {})
+    assert load_file(path)["a"].tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="cannot hold an array of complex128"):
+        write_tensors(path, {"a": np.zeros(1, "complex128")}, {})
+
+
+@pytest.fixture(autouse=True)
+def group():
+    dist.init_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+class Counter:
+    """A stateful object."""
+
+    value = 0
+
+    def get_state(self):
+        """Return the value."""
+        return b"%d" % self.value
+
+    def set_state(self, state):
+        """Set the value."""
+        self.value = int(state)
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def test_saves_every_few_steps_and_at_the_end(tmp_path):
+    a, count = np.zeros((2, 3)), Counter()
+    with dist.Checkpoints(tmp_path, {"a": a}, every=4, keep=2, own={"count": count}) as checkpoints:
+        assert checkpoints.restore() == 0
+        for step in range(10):
+            a += 1
+            count.value = step
+            checkpoints.step()
+    assert names(tmp_path) == ["step-10", "step-8"]
+    assert names(tmp_path / "step-10") == ["count-0", "index.json", "rank-0-of-1.safetensors"]
+    a[:], count.value = 0, 0
+    again = dist.Checkpoints(tmp_path, {"a": a}, own={"count": count})
+    assert again.restore() == again.steps == 10
+    assert again.path == str(tmp_path / "step-10")
+    assert a.tolist() == [[10] * 3] * 2
+    assert count.value == 9
+    checkpoints.close()  # does nothing
+    with pytest.raises(FailedPreconditionError, match="was closed"):
+        checkpoints.save()
+
+
+def test_the_copy_is_that_of_the_step(tmp_path, monkeypatch):
+    a = np.zeros(3)
+    checkpoints = dist.Checkpoints(tmp_path, {"a": a})
+    a[:] = 1
+    checkpoints.save()
+    a[:] = 2  # the thread may not have written yet
+    checkpoints._join()
+    a[:] = 0
+    assert dist.Checkpoints(tmp_path, {"a": a}).restore() == 0
+    assert a.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_saves_after_the_step_and_ends_the_process(tmp_path, number):
+    before, noted = signal.getsignal(number), []
+    signal.signal(number, lambda *arguments: noted.append(arguments[0]))
+    own = signal.getsignal(number)
+    try:
+        with dist.Checkpoints(tmp_path, {"a": np.zeros(1)}) as checkpoints:
+            checkpoints.step()
+            signal.raise_signal(number)
+            assert names(tmp_path) == []
+            with pytest.raises(SystemExit) as ended:
+                checkpoints.step()
+        assert signal.getsignal(number) == own
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == manager.STOP_STATUS == 75
+    assert noted == [number]
+    assert names(tmp_path) == ["step-2"]
+
+
+def test_an_exception_in_the_block_saves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), dist.Checkpoints(tmp_path, {"a": np.zeros(1)}):
+        _ = 1 / 0
+    assert names(tmp_path) == []
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"every": 0}, "every must be at least 1 step, not 0"),
+        ({"keep": 0}, "keep must be at least 1, not 0"),
+        ({"extra": {"a/b": Counter()}}, "'a/b' cannot be a file"),
+        ({"own": {"index.json": Counter()}}, "has a file 'index.json' itself"),
+        ({"extra": {"x": Counter()}, "own": {"x": Counter()}}, "'x' is in extra and in own"),
+        ({"rule": "last"}, "rule must be 'first' or a function"),
+    ],
+)
+def test_wrong_arguments(tmp_path, options, problem):
+    with pytest.raises(ValueError, match=problem):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(1)}, **options)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+def test_what_a_checkpoint_lacks(tmp_path):
+    dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).close()
+    with pytest.raises(NotFoundError, match=r"has no \['b'\]"):
+        dist.Checkpoints(tmp_path, {"b": np.zeros(3)}).restore()
+    with pytest.raises(NotFoundError, match="has no state of 'count'"):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(3)}, extra={"count": Counter()}).restore()
+    a = np.ones(3, np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"'a' is float64\[3\] .* and float32\[3\] here"):
+        dist.Checkpoints(tmp_path, {"a": a}).restore()
+    assert a.tolist() == [1, 1, 1]
+    (tmp_path / "step-0" / "rank-0-of-1.safetensors").write_bytes(b"damaged")
+    with pytest.raises(DataLossError, match="cannot be read"):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).restore()
+    (tmp_path / "step-0" / "index.json").write_bytes(b"{")
+    with pytest.raises(DataLossError, match=r"the index of .* is damaged"):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).restore()
+
+
+def test_a_dtype_that_files_do_not_have(tmp_path):
+    with pytest.raises(TypeError, match="cannot hold an array of complex128"):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(1, "complex128")})
