@@ -31,7 +31,7 @@ _SYSTEM = ("/usr/sbin", "/sbin")  # not in the PATH of every user
 _START_S = 60.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-_RUNNING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
+_RUNNING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SIGNALING", "SUSPENDED")
 
 
 def problem():
@@ -135,7 +135,7 @@ class Bed:
         """Run a job of one step and at most two minutes. Options as in :meth:`run`."""
         return self.run(["srun", "--time=2", *words], **options)
 
-    def sbatch(self, *words, env=None, cwd=None, timeout_s=60.0):
+    def sbatch(self, *words, env=None, cwd=None, timeout_s=60.0, watch=None):
         """Run a batch job of at most two minutes to its end.
 
         Unlike ``sbatch --wait``, which polls every 2 s and later every 32 s, this method polls
@@ -146,6 +146,7 @@ class Bed:
             env: Variables for sbatch and for the job.
             cwd: Folder of sbatch and of the job.
             timeout_s: Limit in seconds. At the limit, the job is killed and the test fails.
+            watch: Called with the job and its facts at each poll.
         """
         out, err = (self.folder / f"{secrets.token_hex(4)}.{name}" for name in ("out", "err"))
         options = ["--parsable", "--time=2", f"--output={out}", f"--error={err}"]
@@ -158,6 +159,8 @@ class Bed:
                 self.run(["scancel", "--signal=KILL", "--full", job])
                 late = f"job {job} did not end within {timeout_s:g} s: {facts}"
                 raise AssertionError(f"{late}\n{_text(out)}\n{_text(err)}")
+            if watch is not None:
+                watch(job, facts)
             time.sleep(_POLL_S)
         status, _, number = facts["ExitCode"].partition(":")
         return Ended(128 + int(number) if int(number) else int(status), _text(out), _text(err))

@@ -1,6 +1,7 @@
 """Jobs in Slurm: worlds by every way to start one, the main job, and failures."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,32 @@ def test_batch_scripts_that_users_copy(slurm, request, name, tmp_path):
     ended = slurm.sbatch(*words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "packages")})
     assert ended.status == 0, ended.err
     assert ended.out.startswith("accuracy "), ended.err
+
+
+def test_a_job_goes_back_into_the_queue_before_its_time_limit(slurm, tmp_path):
+    """The test sends the signal of the time limit, because Slurm checks limits every 30 s."""
+    told = []
+
+    def watch(job, facts):
+        if not told and any((tmp_path / "checkpoints").glob("step-*[0-9]")):
+            slurm.run(["scancel", "--batch", "--signal=USR1", job])
+            told.append("USR1")
+        if facts["JobState"] == "PENDING" and facts["Restarts"] == "1" and len(told) == 1:
+            # Slurm waits two minutes before a job that was requeued.
+            slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+            told.append("now")
+
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    words = ["--signal=B:USR1@10", "scripts/slurm/requeue.sbatch", "--mode", "sync"]
+    words += ["--epochs", "60", "--checkpoint-every", "1", "--output-dir", str(tmp_path)]
+    ended = slurm.sbatch(*words, cwd=tmp_path, timeout_s=120, watch=watch)
+    assert ended.status == 0, ended.err
+    assert told == ["USR1", "now"]
+    assert "stopped by signal 10 (SIGUSR1) after step" in ended.err
+    (result,) = re.findall(r"accuracy (0\.\d+)", ended.out)
+    assert float(result) > 0.9
+    # Three workers take 15 batches each in an epoch.
+    assert (tmp_path / "checkpoints" / f"step-{60 * 15}").is_dir()
 
 
 def test_a_rank_that_raises_ends_the_job(batch, script):
