@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from _cases.jobs import run_job
 
 HEAD = """
@@ -123,30 +122,6 @@ def test_a_periodic_save_that_fails_is_a_warning_and_the_last_one_an_error(tmp_p
     assert sorted(closes) == ["0", "1"]
     assert "step-2" in ended.out
     assert "partial" not in ended.out
-
-
-@pytest.mark.parametrize("every", [None, 2])
-def test_torch_tensors(tmp_path, every):
-    pytest.importorskip("torch")
-    script = (
-        HEAD
-        + f"""
-    import torch
-
-    tensors = {{"w": torch.full((3,), float(rank)), "b": torch.ones(2, 2, dtype=torch.bfloat16).T}}
-    with dist.Checkpoints(saved, tensors, every={every}) as checkpoints:
-        for _ in range(5):
-            tensors["w"] += 1
-            checkpoints.step()
-    expected = {{name: tensor.clone() for name, tensor in tensors.items()}}
-    for tensor in tensors.values():
-        tensor.zero_()
-    assert dist.Checkpoints(saved, tensors).restore() == 5
-    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
-    """
-    )
-    ended = run_job(tmp_path, ["-n", "2"], script)
-    assert ended.status == 0, ended.err
 
 
 def test_the_default_group_stays_free_for_other_threads(tmp_path):

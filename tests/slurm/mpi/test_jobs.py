@@ -194,8 +194,9 @@ def test_a_job_goes_back_into_the_queue_before_its_time_limit(slurm, tmp_path):
         if not told and any((tmp_path / "checkpoints").glob("step-*[0-9]")):
             slurm.run(["scancel", "--batch", "--signal=USR1", job])
             told.append("USR1")
-        if facts["JobState"] == "PENDING" and facts["Restarts"] == "1" and len(told) == 1:
-            # Slurm waits two minutes before a job that was requeued.
+        requeued = facts["JobState"] == "PENDING" and facts["Restarts"] == "1"
+        if requeued and len(told) == 1 and not slurm.processes():
+            # Slurm waits two minutes, so that the earlier processes have ended.
             slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
             told.append("now")
 
