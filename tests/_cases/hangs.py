@@ -86,7 +86,7 @@ class Hang:
         several = not isinstance(self.cause, str)
         causes, ranks = (self.cause, self.ranks) if several else ([self.cause], [self.ranks])
         # A healthy loop of messages looks like a deadlock if only the lines of its calls are known.
-        by_lines = CAUSES_BY_LINES if PLAIN in self.program else ()
+        by_lines = CAUSES_BY_LINES if self.program.startswith((PLAIN, TORCH)) else ()
         return [
             (verdict, cause, at_fault)
             for cause, at_fault in zip(causes, ranks, strict=True)
@@ -370,7 +370,26 @@ batches = queue.Queue()
 ready()
 batches.get()  # stuck
 """),
-        "lock", [1], ("rank 1",),
+        "lock", [1], ("No other thread of rank 1 runs code", "no child processes"),
+    ),
+    "a pool of processes whose worker has died": Hang(
+        alone("""
+import multiprocessing
+pool = multiprocessing.get_context("fork").Pool(1)
+ready()
+pool.map(os._exit, [1])  # stuck
+"""),
+        "lock", [1], ("No other thread of rank 1 runs code", "child processes", "has died"),
+    ),
+    "a thread that is no daemon": Hang(
+        GROUP + """
+def load():
+    threading.Event().wait()  # named
+if RANK == 1:
+    threading.Thread(target=load, name="loader").start()
+ready()
+""",
+        "thread", [1], ("has ended its script", "'loader'"),
     ),
     "an endless loop in Python": Hang(
         alone("""
@@ -540,7 +559,7 @@ if RANK == 1:
     fcntl.flock(file, fcntl.LOCK_EX)  # stuck
 group.all_reduce(array)  # waits
 """,
-        ("file", "lock"), ([1], [1]), ("rank 1", "lock"),
+        "file", [1], ("Rank 1 waits for the lock of", "/lock at", "Rank 0, process"),
     ),
 }  # fmt: skip
 
@@ -775,6 +794,48 @@ if resolver.task_type != "worker" or resolver.task_id == 0:
     serve(lambda server: ParameterServerStrategy())
 """,
         ("worker 1", "script of rank 2 has ended"), layout=("--ps", "1", "--worker", "2"),
+    ),
+}  # fmt: skip
+
+# The partners of a call of gloo are not known, as those of mpi4py.
+TORCH = f"{HEAD}import torch\nimport torch.distributed as dist\narray = torch.ones(8)\n"
+GLOO = {
+    "gloo: a rank sleeps": Hang(
+        TORCH + """
+dist.init_process_group("gloo")
+ready()
+while RANK == 1:
+    time.sleep(0.1)  # stuck
+dist.all_reduce(array)  # waits
+""",
+        "sleeping", [1], ("is in torch.distributed.all_reduce", "rank 1"), **THREE,
+    ),
+    "gloo: a worker of a DataLoader hangs": Hang(
+        TORCH + """
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        ready()
+        time.sleep(600 if RANK == 1 else 0)
+        return array
+dist.init_process_group("gloo")
+for batch in torch.utils.data.DataLoader(Numbers(), num_workers=1):  # stuck
+    dist.all_reduce(batch)  # waits
+""",
+        "child", [1], ("is in torch.distributed.all_reduce", "child process pt_data_worker"),
+    ),
+    "gloo: uneven batches": Hang(
+        TORCH + """
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(3 - RANK):
+    model(array).sum().backward()  # stuck
+ready()
+dist.barrier()  # stuck
+""",
+        "different_calls", [0, 1],
+        ("backward() of torch", "torch.distributed.barrier"), ready=(1,),
     ),
 }  # fmt: skip
 

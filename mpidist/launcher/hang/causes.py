@@ -19,15 +19,17 @@ from mpidist.recorder import SLOTS, Entry
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
 # Activities that stop a rank, and activities that may only be slow.
-_HELD = ("stopped", "debugger", "file", "lock", "child", "socket")
+_HELD = ("stopped", "debugger", "file", "thread", "lock", "child", "socket")
 _FIRM = ("ended", *_HELD)
 _SOFT = ("swapped", "sleeping", "computing")
-_RECEIVES = re.compile(r"is in \w+\.[Rr]ecv\(")
-_SENDS = re.compile(r"is in \w+\.[Ss]?[Ss]end\(")
+_RECEIVES = re.compile(r"is in [\w.]+\.[Rr]ecv\b")
+_SENDS = re.compile(r"is in [\w.]+\.[Ss]?[Ss]end\b")
 # Waits that mpidist.mpi.waiting_for describes.
 _REPLY = "the reply to"
 _FUNCTION = "the function"
 _SERVES = "requests"  # the wait of a task that serves others
+OF_STRATEGY = " of strategy "
+"""Part of the waits of workers for the steps of other workers."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +83,27 @@ class Situation:
         self.facts = facts
         self.activities = {rank.rank: activity_of(rank) for rank in facts.ranks}
         self.moving = {rank.rank for rank in facts.ranks if rank.has_moved}
-        # Calls of mpi4py leave no records, but a script that goes on is at changing lines.
-        in_mpi = [rank for rank in facts.ranks if self.activities[rank.rank].kind == "mpi"]
-        if any(len(set(rank.stacks)) > 1 for rank in in_mpi):
-            self.moving |= {rank.rank for rank in in_mpi}
+        # These calls leave no records, but a script that goes on is at changing lines.
+        foreign = [rank for rank in facts.ranks if self.activities[rank.rank].kind == "foreign"]
+        if any(len(set(rank.stacks)) > 1 for rank in foreign):
+            self.moving |= {rank.rank for rank in foreign}
         self._done = {rank.rank: _progress(rank) for rank in facts.ranks}
         self.blocked: dict[int, list[Blocked]] = {}
         for rank in facts.ranks:
             activity, kind = self.activities[rank.rank], self.activities[rank.rank].kind
-            if kind == "mpi" and rank.rank in self.moving:
+            if kind == "foreign" and rank.rank in self.moving:
                 continue
-            waits = self._waits_of(rank) if kind in ("waits", "lock", "unknown") else []
+            waits = self._waits_of(rank) if kind in ("waits", "lock", "thread", "unknown") else []
             if activity.is_of_helper:  # the helper may be in a call, which computes while it waits
                 waits = [each for each in self._waits_of(rank) if each.wait.is_call]
-            if waits or kind in ("mpi", "start"):
+            if waits or kind in ("foreign", "start"):
                 self.blocked[rank.rank] = waits
 
     def edges(self, rank: int) -> set[int]:
         """Return the ranks without which the waits of a rank cannot end."""
         kind = self.activities[rank].kind
-        if kind in ("mpi", "start"):
-            # The partners of a call of mpi4py are not known; MPI_Init needs all ranks.
+        if kind in ("foreign", "start"):
+            # The partners of a call of mpi4py or torch are not known; MPI_Init needs all ranks.
             return {
                 other.rank
                 for other in self.facts.ranks
@@ -291,7 +293,7 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
     waiting = tuple(sorted(loops))
     cycle = {rank for rank in loops if rank in _follow(situation, rank)[0]}
     if not cycle:
-        return _in_mpi(situation, waiting)
+        return _in_foreign_calls(situation, waiting)
     names = situation.facts.ranks
     behind: dict[int, str] = {}
     ahead = set[int]()  # ranks that are in a collective, or in a wait that is no call of a group
@@ -320,13 +322,13 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
     return Cause("stuck", "deadlock", tuple(sorted(cycle)), waiting, tuple(behind.values()))
 
 
-def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
-    """Return the cause if all ranks are in calls of mpi4py with unknown partners.
+def _in_foreign_calls(situation: Situation, ranks: tuple[int, ...]) -> Cause:
+    """Return the cause if all ranks are in calls with unknown partners.
 
     It is not certain: ranks that exchange messages are in receives most of the time.
     """
     activities = [situation.activities[rank] for rank in ranks]
-    if len(ranks) == 1 or any(activity.kind != "mpi" for activity in activities):
+    if len(ranks) == 1 or any(activity.kind != "foreign" for activity in activities):
         return Cause("unknown", "unknown", ranks, ranks)
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -51,6 +52,21 @@ Stack = tuple[Frame, ...]
 
 
 @dataclass(frozen=True)
+class Thread:
+    """A thread that is not the main one.
+
+    Attributes:
+        stack: Its stack.
+        name: Its name; "" if it was not made by the module ``threading``.
+        keeps_alive: Whether the process waits for it at its exit, as it is not a daemon.
+    """
+
+    stack: Stack
+    name: str = ""
+    keeps_alive: bool = False
+
+
+@dataclass(frozen=True)
 class Wait:
     """A wait from the state record of a rank; see :class:`mpidist.mpi.pending.Wait`.
 
@@ -85,7 +101,7 @@ class Rank:
         counts: Number of the last collective that it has begun, by group.
         waits: Its waits of more than a second.
         stacks: The stacks of its main thread within a second; () if there are none.
-        other_threads: The stacks of its other threads.
+        other_threads: Its other threads.
     """
 
     rank: int
@@ -99,7 +115,7 @@ class Rank:
     counts: Mapping[int, int] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    other_threads: tuple[Stack, ...] = ()
+    other_threads: tuple[Thread, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -172,6 +188,7 @@ def gather(folder: Path) -> Facts:
         samples = looks.get(rank, {}).get("stacks", [])
         mains = tuple(_stack(threads[-1]) for threads in samples)
         others = samples[-1][:-1] if samples else ()
+        kinds = looks.get(rank, {}).get("threads_of_python", [])
         ranks.append(
             Rank(
                 rank,
@@ -187,7 +204,10 @@ def gather(folder: Path) -> Facts:
                 counts={int(k): v for k, v in states.get(rank, {}).get("counts", {}).items()},
                 waits=() if over else _waits(states.get(rank, {}), numbers),
                 stacks=mains,
-                other_threads=tuple(map(_stack, others)),
+                other_threads=tuple(
+                    Thread(_stack(frames), *kind)
+                    for frames, kind in itertools.zip_longest(others, kinds, fillvalue=())
+                ),
             )
         )
     failure = first_failure(folder)
