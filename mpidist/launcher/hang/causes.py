@@ -8,6 +8,7 @@ This is the wait-for graph of distributed deadlock detection (Chandy, Misra and 
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Literal
 
 from mpidist.launcher.hang.activity import activity_of, is_busy
 from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
+from mpidist.launcher.report import describe_signal
 from mpidist.recorder import SLOTS, Entry
+from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
 # Activities that stop a rank, and activities that may only be slow.
@@ -24,6 +27,8 @@ _FIRM = ("ended", *_HELD)
 _SOFT = ("swapped", "sleeping", "computing")
 _RECEIVES = re.compile(r"is in [\w.]+\.[Rr]ecv\b")
 _SENDS = re.compile(r"is in [\w.]+\.[Ss]?[Ss]end\b")
+# Reasons of ranks that got SIGINT. The user interrupts the job, so none of them is at fault.
+_CTRL_C = (INTERRUPTED, f"killed by {describe_signal(signal.SIGINT)}")
 # Waits that mpidist.mpi.waiting_for describes.
 _REPLY = "the reply to"
 _FUNCTION = "the function"
@@ -130,11 +135,10 @@ class Situation:
             return True
         return bool(waits) and not any(each.wait.is_call or each.wait.ranks for each in waits)
 
-    def last_pending(self, rank: int) -> Entry | None:
-        """Return the last operation of a rank if it has not ended."""
+    def last_operation(self, rank: int) -> Entry | None:
+        """Return the last operation of a rank, also if it has ended."""
         recording = self.facts.ranks[rank].recording
-        last = recording.entries[-1] if recording is not None and recording.entries else None
-        return last if last is not None and last.end is None else None
+        return recording.entries[-1] if recording is not None and recording.entries else None
 
     def _waits_of(self, rank: Rank) -> list[Blocked]:
         entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
@@ -143,8 +147,9 @@ class Situation:
         precise = [wait for wait in waits if not wait.what.startswith(_REPLY)]
         if precise or len(waits) < len(rank.waits):
             waits = precise
-        last = self.last_pending(rank.rank)
-        if not rank.waits and last is not None and self.activities[rank.rank].kind == "waits":
+        last = self.last_operation(rank.rank)
+        is_pending = last is not None and last.end is None
+        if not rank.waits and is_pending and self.activities[rank.rank].kind == "waits":
             # A watchdog that cannot run writes no waits.
             waits = [Wait(last.call, (), last.start, last.slot, True)]
         found = []
@@ -203,10 +208,13 @@ def _progress(rank: Rank) -> dict[int, int]:
 def find_cause(situation: Situation) -> Cause:
     """Return the cause of a hang."""
     facts = situation.facts
-    if facts.is_over or facts.failed is not None:
+    if facts.is_ending:
+        reason = "" if facts.failed is None else facts.failed[1]
+        if reason in _CTRL_C or (not reason and facts.status == INTERRUPTED_STATUS):
+            return Cause("ended", "none", detail=("it was interrupted by Ctrl-C",))
         if facts.failed is None:
             return Cause("ended", "none")
-        rank, reason = facts.failed
+        rank = facts.failed[0]
         name = facts.ranks[rank].name
         return Cause("ended", "failed", (rank,), (), (f"{name} has failed first: {reason}",))
     if all(activity.kind == "ended" for activity in situation.activities.values()):
@@ -432,11 +440,10 @@ def _of_idle(situation: Situation) -> Cause:
 def activity_text(situation: Situation, rank: int) -> str:
     """Return the activity of a rank, or the last one before its end, as words after its name."""
     activity = situation.activities[rank]
+    if not situation.facts.ranks[rank].is_live:
+        return _last_activity(situation, rank)
     waits = situation.blocked.get(rank, [])
     if not waits:
-        last = situation.last_pending(rank)
-        if not situation.facts.ranks[rank].is_live and activity.kind == "ended" and last:
-            return f"waits in {last.call}{_at(last)}"
         if situation.serves(rank):
             return f"answers requests{', and computes' * is_busy(situation.facts.ranks[rank])}"
         return activity.text
@@ -448,6 +455,19 @@ def activity_text(situation: Situation, rank: int) -> str:
         where = _at(blocked.entry)
     verb = "waits in" if blocked.wait.is_call else "waits for"
     return f"{verb} {blocked.wait.what}{where}"
+
+
+def _last_activity(situation: Situation, rank: int) -> str:
+    """Return the last activity of a rank that has ended."""
+    text, last = situation.activities[rank].text, situation.last_operation(rank)
+    recording = situation.facts.ranks[rank].recording
+    if last is None or recording is None:
+        return text
+    number = f", number {last.sequence}" if last.sequence else ""
+    call = f"{last.call}{number} of group {recording.groups[last.group][0]!r}{_at(last)}"
+    if last.end is None and situation.activities[rank].kind == "ended":
+        return f"waits in {call}"
+    return f"{text}; its last operation was {call}"
 
 
 def _at(entry: Entry) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from typing import Any
 
 from mpidist.launcher.layout import Layout
 from mpidist.launcher.report import first_failure
-from mpidist.launcher.run_folder import is_over, read_records
+from mpidist.launcher.run_folder import is_over, read_record, read_records
 from mpidist.recorder import Recording, read_recording
 from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
 
@@ -131,6 +133,8 @@ class Facts:
         folder: The run folder.
         ranks: The ranks, in order.
         is_over: Whether the job has ended.
+        ended_meanwhile: Whether it has ended since the report began.
+        status: The exit status of ``mpidist run``; None if it has not ended, or was killed.
         failed: The rank that failed first, and its reason; None if no rank has failed.
         time: The moment, in seconds since the epoch.
     """
@@ -138,27 +142,67 @@ class Facts:
     folder: Path
     ranks: tuple[Rank, ...]
     is_over: bool
+    ended_meanwhile: bool
+    status: int | None
     failed: tuple[int, str] | None
     time: float
+
+    @property
+    def is_ending(self) -> bool:
+        """True if the job has ended, or its ranks are being ended."""
+        terminated = (rank.exit is not None and rank.exit["terminated"] for rank in self.ranks)
+        return self.is_over or self.failed is not None or any(terminated)
 
 
 def write_job(folder: Path, layout: Layout) -> None:
     """Write ``job.json``: the number of ranks and their jobs, and the process of mpidist run."""
     names = [layout.task(rank) for rank in range(layout.ranks)]
-    job = {"ranks": layout.ranks, "names": names, "pid": os.getpid()}
+    job = {
+        "ranks": layout.ranks, "names": names, "pid": os.getpid(), "host": socket.gethostname()
+    }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
 
-def newest_job() -> Path | None:
-    """Return the folder of the newest running job of this host that has a temporary folder."""
+def running_jobs() -> list[Path]:
+    """Return the folders of the running jobs of this host that have temporary ones, newest first."""
     running = []
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
         # Skipped: folders of other users, and folders that are being removed.
         with suppress(OSError, ValueError, KeyError):
-            job = json.loads((path / "job.json").read_text(encoding="utf-8"))
-            if Path(f"/proc/{job['pid']}").exists() and not is_over(path):
+            if not _has_ended(path, json.loads((path / "job.json").read_text(encoding="utf-8"))):
                 running.append((path.stat().st_mtime, path))
-    return max(running, default=(0.0, None))[1]
+    return [path for _, path in sorted(running, reverse=True)]
+
+
+def command_of(folder: Path) -> str:
+    """Return the command line of a running job of this host, and its process.
+
+    Raises:
+        OSError: The job has ended.
+    """
+    pid = json.loads((folder / "job.json").read_text(encoding="utf-8"))["pid"]
+    words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").rstrip("\0").split("\0")
+    if "run" in words:
+        words = ["mpidist", *words[words.index("run") :]]
+    return f"{shlex.join(words)} (process {pid})"
+
+
+def _has_ended(folder: Path, job: Mapping[str, Any]) -> bool:
+    """Return whether a job has ended. ``mpidist run`` records no end if SIGKILL ends it."""
+    is_here = job.get("host") == socket.gethostname()
+    return is_over(folder) or (is_here and not Path(f"/proc/{job['pid']}").exists())
+
+
+def _read_job(folder: Path) -> dict[str, Any]:
+    try:
+        text = (folder / "job.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        problem = "does not exist"
+        if folder.is_dir():
+            problem = "has no job.json, so it is not the folder of a job"
+        raise FileNotFoundError(f"{folder} {problem}; name the --run-dir of the job") from None
+    job: dict[str, Any] = json.loads(text)
+    return job
 
 
 def gather(folder: Path) -> Facts:
@@ -168,12 +212,20 @@ def gather(folder: Path) -> Facts:
         OSError: The folder is not that of a job, or cannot be written.
         ValueError: A file is not JSON.
     """
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job = _read_job(folder)
     names = [tuple(task) if task is not None else None for task in job["names"]]
     before = {rank: read_recording(folder, rank) for rank in range(job["ranks"])}
     metrics = {rank: state.get("tasks") for rank, state in read_records(folder, "state").items()}
-    over = is_over(folder)
-    looks = {} if over else _look(folder, job["ranks"])
+    was_over = _has_ended(folder, job)
+    looks = {} if was_over else _look(folder, job)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            "the job ended while it was asked, and its folder has been removed; mpidist run "
+            "--run-dir DIR keeps the records of a job"
+        )
+    over = _has_ended(folder, job)
+    if over:  # the looks may be of ranks that were about to end
+        looks = {}
     records, states, exits, failures = (
         read_records(folder, kind) for kind in ("rank", "state", "exit", "failure")
     )
@@ -212,11 +264,15 @@ def gather(folder: Path) -> Facts:
         )
     failure = first_failure(folder)
     failed = None if failure is None else (failure["rank"], failure["reason"])
-    return Facts(folder, tuple(ranks), over, failed, time.time())
+    status = read_record(folder, "end").get("status")
+    return Facts(folder, tuple(ranks), over, over and not was_over, status, failed, time.time())
 
 
-def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
-    """Have the wrappers look at their ranks. Return their looks, by rank."""
+def _look(folder: Path, job: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Have the wrappers look at their ranks. Return their looks, by rank.
+
+    If the job is about to end, wait for its end.
+    """
     number, began, started = time.time_ns(), time.time(), time.monotonic()
     part = folder / f"look.json.{os.getpid()}"
     part.write_text(json.dumps({"number": number, "stacks_signal": STACKS_SIGNAL}))
@@ -226,16 +282,21 @@ def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
         records = read_records(folder, "look")
         # Numbers grow, so a later request, of another report, gives later looks.
         found = {rank: look for rank, look in records.items() if look["number"] >= number}
+        if _has_ended(folder, job) or not folder.is_dir():
+            break
         gone = read_records(folder, "exit")
+        is_ending = any(record["terminated"] for record in gone.values())
+        is_ending = is_ending or first_failure(folder) is not None
         fresh = [
             rank
             for rank, state in read_records(folder, "state").items()
             if state["time"] > began + 1.0
         ]
         waited_s = time.monotonic() - started
-        missing = set(range(size)) - found.keys() - gone.keys()
+        missing = set(range(job["ranks"])) - found.keys() - gone.keys()
         late = found.keys() & read_records(folder, "rank").keys() - set(fresh)
-        if (not missing or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):
+        is_complete = not missing and not is_ending
+        if (is_complete or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):
             break
         time.sleep(_POLL_S)
     return found

@@ -135,7 +135,7 @@ def report_on(folder: Path) -> Report:
         _paragraph(situation, cause),
         tuple(dict.fromkeys(map(_sentence, (*cause.detail, *_unended(situation, cause))))),
         tuple(_places(situation)),
-        tuple(_unanswered(ranks, is_over=situation.facts.is_over)),
+        tuple(_unanswered(situation)),
         max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
     )
 
@@ -144,6 +144,8 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
     """Return the cause in one paragraph."""
     if cause.verdict == "ended":
         over = "The job has ended." if situation.facts.is_over else "The job is ending."
+        if situation.facts.ended_meanwhile:
+            over = "The job ended while it was asked."
         return " ".join([over, *map(_sentence, cause.detail)])
     if cause.verdict == "moving":
         moving = _names(sorted(situation.moving))
@@ -332,16 +334,18 @@ def _unended(situation: Situation, cause: Cause) -> list[str]:
     return lines[:_MOST_UNENDED]
 
 
-def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:
+def _unanswered(situation: Situation) -> list[str]:
     """Return the missing facts."""
-    if is_over:
+    if situation.facts.is_over:
         return ["The job is over, so there are no stacks."]
-    lines = []
+    ranks, lines = situation.facts.ranks, []
     silent = [rank.rank for rank in ranks if rank.look is None and rank.is_live]
-    if silent:
-        lines.append(
-            f"{_names(silent)} did not answer: the host may be down, or lack the run folder"
-        )
+    late = [rank for rank in silent if rank in situation.moving]
+    lost = [rank for rank in silent if rank not in late]
+    if late:
+        lines.append(f"{_names(late)} did not answer in time, as the host is busy.")
+    if lost and not situation.facts.is_ending:
+        lines.append(f"{_names(lost)} did not answer: the host may be down, or lack the run folder")
     mute = [
         rank.rank
         for rank in ranks
