@@ -902,6 +902,22 @@ serve(train)
 """,
         ("none", "computing"), ([], [0]), layout=("--data", "1", "--worker", "1"), ready=(0,),
     ),
+    "a function that a dataset calls in parallel is slow": Hang(
+        SERVER + """
+from dataservice import Dataset, distribute
+def load(number):
+    (FOLDER / "ready-1").touch()
+    time.sleep(600)
+    return number
+def train(server):
+    dataset = Dataset.range(100).map(load, num_parallel_calls=2).batch(2).prefetch(2)
+    for batch in dataset.apply(distribute("distributed_epoch", resolver.master("data", 0))):
+        pass
+serve(train)
+""",
+        ("none", "waiting"), ([], [1]), ("the function `load` at script.py", "output element 0"),
+        layout=("--data", "1", "--worker", "1"), ready=(1,),
+    ),
     "a pool of threads computes": Hang(
         alone("""
 from concurrent.futures import ThreadPoolExecutor

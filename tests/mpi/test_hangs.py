@@ -29,6 +29,7 @@ def test_a_job_that_goes_on_is_not_stuck(tmp_path, name):
             assert report["verdict"] in ("moving", "slow", *["unknown"] * ("mpi4py" in name))
             assert (report["cause"], report["ranks"]) in [answer[1:] for answer in case.answers()]
             assert status == 0
+    assert [word for word in case.words if word not in report["text"]] == []
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -447,9 +447,11 @@ def activity_text(situation: Situation, rank: int) -> str:
         if situation.serves(rank):
             return f"answers requests{', and computes' * is_busy(situation.facts.ranks[rank])}"
         return activity.text
+    # Waits for elements end with the function that makes them.
+    functions = [each.wait for each in waits if each.wait.what.startswith(_FUNCTION)]
+    if functions:
+        return f"is busy with {max(functions, key=lambda wait: len(wait.what)).what}"
     blocked = max(waits, key=lambda each: (each.entry is not None, -each.wait.since))
-    if blocked.wait.what.startswith(_FUNCTION):
-        return f"is busy with {blocked.wait.what}"
     where = f" at {activity.frame}" if activity.frame is not None else ""
     if blocked.entry is not None and activity.kind != "waits":  # another thread is in the call
         where = _at(blocked.entry)

@@ -186,6 +186,8 @@ def _advice(situation: Situation, cause: Cause) -> str:
     if cause.kind == "lock":
         texts = dict.fromkeys(_behind_lock(situation.facts.ranks[rank]) for rank in cause.ranks)
         return " ".join(list(texts)[:_MOST_NAMES])
+    if cause.kind == "waiting" and cause.verdict == "slow":
+        return "The function may be slow, or hang: ask again, and compare the elements."
     if cause.kind == "file":
         return " ".join(list(dict.fromkeys(_holders(situation, cause.ranks)))[:_MOST_NAMES])
     return _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
