@@ -324,7 +324,7 @@ else:
     right.barrier()  # stuck
     left.barrier()
 """,
-        "deadlock", [0, 1], ("barrier",),
+        "deadlock", [0, 1], ("barrier", "Use the groups in the same order"),
     ),
     "a part of the job is stuck": Hang(
         GROUP + """
@@ -657,7 +657,7 @@ def train(server):
     workers.barrier()  # stuck
 serve(train)
 """,
-        ("missing_call", "deadlock"), ([2], [1, 2]), ("worker 1", "step 4"),
+        "deadlock", [1, 2], ("worker 1", "step 4", "finish()"),
         layout=("--ps", "1", "--worker", "2"), ready=(1, 2),
     ),
     "sync: two of three workers sleep, and one is needed": Hang(

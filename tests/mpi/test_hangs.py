@@ -1,6 +1,7 @@
 """``mpidist doctor --hang``: the report says why a job hangs. See ``_cases/hangs.py``."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -77,7 +78,27 @@ def test_the_report_as_text(tmp_path):
     assert all(holds(done.stdout, line) for line in case.lines("stuck") + case.lines("waits"))
     done = ask(tmp_path)
     assert done.returncode == 0
-    assert "has ended" in done.stdout
+    assert "The job has ended. It was interrupted by Ctrl-C." in done.stdout
+    assert "all_reduce(SUM, float64[8]), number 1 of group 'world' at" in done.stdout
+    assert "rank 1: recv(from rank 0, float64[8]) of group 'world' at" in done.stdout
+
+
+def test_a_job_that_ends_while_it_is_asked(tmp_path):
+    program = f"""\
+{GROUP}ready()
+while not (FOLDER / "run" / "look.json").exists():
+    time.sleep(0.01)
+"""
+    with ThreadPoolExecutor(1) as pool:
+        words = ("-n", "2", "--run-dir", str(tmp_path / "run"))
+        job = pool.submit(run_job, tmp_path, words, program)
+        while not (tmp_path / "ready-1").exists() and not job.done():
+            time.sleep(0.05)
+        done = ask(tmp_path)
+        assert job.result().status == 0, job.result().err
+    assert done.returncode == 0
+    assert "The job ended while it was asked." in done.stdout
+    assert "did not answer" not in done.stdout
 
 
 def test_a_folder_without_a_job(tmp_path):

@@ -285,8 +285,11 @@ def _look(folder: Path, job: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         if _has_ended(folder, job) or not folder.is_dir():
             break
         gone = read_records(folder, "exit")
-        is_ending = any(record["terminated"] for record in gone.values())
-        is_ending = is_ending or first_failure(folder) is not None
+        is_ending = (
+            len(gone) == job["ranks"]
+            or any(record["terminated"] for record in gone.values())
+            or first_failure(folder) is not None
+        )
         fresh = [
             rank
             for rank, state in read_records(folder, "state").items()
