@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
-from mpidist.launcher.hang.facts import command_of, running_jobs
+from mpidist.launcher.hang.facts import running_jobs
 from mpidist.launcher.hang.report import report_on
 from mpidist.launcher.hang.torch_trace import write_torch_traces
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, vendor_of
@@ -103,15 +103,14 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 
 def _report_hang(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     """Print why a job hangs. Return 1 if it is stuck."""
-    jobs = [Path(namespace.folder)] if namespace.folder else running_jobs()
-    if not jobs:
+    jobs = [] if namespace.folder else running_jobs()
+    if not jobs and not namespace.folder:
         parser.error(
             "no job without --run-dir is running on this host; if yours has one, name it: mpidist "
             "doctor --hang RUN_DIR"
         )
-    folder = jobs[0]
+    folder = Path(namespace.folder or jobs[0][0])
     try:
-        header = [] if namespace.folder else _choice(jobs)
         report = report_on(folder)
         if namespace.torch_trace is not None:
             write_torch_traces(folder, Path(namespace.torch_trace))
@@ -122,20 +121,18 @@ def _report_hang(parser: argparse.ArgumentParser, namespace: argparse.Namespace)
     if namespace.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print("\n".join([*header, *report.lines()]))
+        print("\n".join([*_choice(jobs), *report.lines()]))
     return int(report.cause.verdict == "stuck")
 
 
-def _choice(jobs: Sequence[Path]) -> list[str]:
-    """Return lines that name the job that is reported on, the first one, and the other jobs."""
-    lines = [f"The job is {command_of(jobs[0])}."]
-    for other in jobs[1:]:
-        with contextlib.suppress(FileNotFoundError):  # it has ended
-            lines.append(
-                f"Another job runs on this host: {command_of(other)}. Ask it by mpidist doctor "
-                f"--hang {other}"
-            )
-    return [*lines, ""]
+def _choice(jobs: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return lines that name the first job, on which the report is, and the other jobs."""
+    lines = [f"The job is {command}." for _, command in jobs[:1]]
+    lines += (
+        f"Another job runs on this host: {command}. Ask it by mpidist doctor --hang {folder}"
+        for folder, command in jobs[1:]
+    )
+    return [*lines, ""] if lines else []
 
 
 def _check_machine(*, as_json: bool) -> int:

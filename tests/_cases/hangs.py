@@ -559,7 +559,7 @@ if RANK == 1:
     fcntl.flock(file, fcntl.LOCK_EX)  # stuck
 group.all_reduce(array)  # waits
 """,
-        "file", [1], ("Rank 1 waits for the lock of", "/lock at", "Rank 0, process"),
+        "file", [1], ("Rank 1 waits for the lock of", "/lock at", "Rank 0 (process"),
     ),
 }  # fmt: skip
 

@@ -48,6 +48,7 @@ _CHILD_FILES = (
     ),
 )
 _NEAR = 6  # innermost frames
+_MOST_THREADS = 3
 _PIPE = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner")
 _POLL = ("poll", "select", "epoll")
 _SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait", "wait_woken")
@@ -138,7 +139,7 @@ def activity_of(rank: Rank) -> Activity:
     # Calls of MPI poll. Other methods of these names, such as recv of a socket, wait in the kernel.
     if call is not None and (activity.kind == "computing" or _polls(look)):
         return Activity("foreign", f"is in {call}{where}", frame)
-    call = _call_of_torch(stack, inner, waits=activity.kind == "lock")
+    call = _call_of_torch(stack, inner, activity.kind)
     if call is not None:
         return Activity("foreign", f"is in {call}{where}", frame)
     return activity
@@ -159,8 +160,9 @@ def place(frame: Frame) -> str:
 def _at_exit(rank: Rank) -> Activity:
     """Return the activity of a rank that has ended its script, but not all of its threads."""
     kept = [thread for thread in rank.other_threads if thread.keeps_alive]
-    lines = {thread.name: line_of_user(thread.stack) for thread in kept}
+    lines = {thread.name: line_of_user(thread.stack) for thread in kept[:_MOST_THREADS]}
     names = [f"{name!r}" + (f" at {place(line)}" if line else "") for name, line in lines.items()]
+    names += ["others"] * (len(kept) > _MOST_THREADS)
     text = f"has ended its script, and waits for its thread{'s' * (len(names) > 1)}"
     kind = "computing" if is_busy(rank) else "thread"
     frame = next(filter(None, lines.values()), None)
@@ -260,20 +262,23 @@ def _call_of_mpi(frame: Frame) -> str | None:
     return source[found.start() :]
 
 
-def _call_of_torch(stack: Stack, inner: Stack, *, waits: bool) -> str | None:
+def _call_of_torch(stack: Stack, inner: Stack, kind: str) -> str | None:
     """Return the call of torch that waits for other ranks, from its frames; None if there is none.
 
     Args:
         stack: The stack of the main thread.
         inner: The frames below the line of the user.
-        waits: Whether the thread waits for another thread. The threads of gloo run its operations.
+        kind: The kind of the activity, as the kernel shows it. In most calls of gloo, the thread
+            waits for the threads of gloo.
     """
     last = stack[0]
-    if inner and any(part in last.file for part in _OF_TORCH):
+    # Other files there also compute, as for DTensor. The calls of this one may poll.
+    may_wait = kind != "computing" or last.file.endswith("/distributed_c10d.py")
+    if inner and may_wait and any(part in last.file for part in _OF_TORCH):
         names = [each.function for each in inner if any(part in each.file for part in _OF_TORCH)]
         name = next((each for each in reversed(names) if each != "wrapper"), last.function)
         return f"torch.distributed.{name}"
-    if not waits:
+    if kind != "lock":
         return None
     if last.function == "_engine_run_backward":
         # DistributedDataParallel reduces the gradients there, outside Python.

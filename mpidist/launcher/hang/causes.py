@@ -148,8 +148,8 @@ class Situation:
         if precise or len(waits) < len(rank.waits):
             waits = precise
         last = self.last_operation(rank.rank)
-        is_pending = last is not None and last.end is None
-        if not rank.waits and is_pending and self.activities[rank.rank].kind == "waits":
+        is_in_call = self.activities[rank.rank].kind == "waits"
+        if last is not None and last.end is None and not rank.waits and is_in_call:
             # A watchdog that cannot run writes no waits.
             waits = [Wait(last.call, (), last.start, last.slot, True)]
         found = []

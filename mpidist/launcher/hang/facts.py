@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -163,24 +162,24 @@ def write_job(folder: Path, layout: Layout) -> None:
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
 
-def running_jobs() -> list[Path]:
-    """Return the folders of the running jobs of this host that have temporary ones, newest first."""
+def running_jobs() -> list[tuple[Path, str]]:
+    """Return the jobs without a ``--run-dir`` that run on this host, newest first.
+
+    Returns:
+        For each job its folder, and its command line with the process.
+    """
     running = []
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
         # Skipped: folders of other users, and folders that are being removed.
         with suppress(OSError, ValueError, KeyError):
-            if not _has_ended(path, json.loads((path / "job.json").read_text(encoding="utf-8"))):
-                running.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(running, reverse=True)]
+            job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+            if not _has_ended(path, job):
+                running.append((path.stat().st_mtime, path, _command_of(job["pid"])))
+    return [(path, command) for _, path, command in sorted(running, reverse=True)]
 
 
-def command_of(folder: Path) -> str:
-    """Return the command line of a running job of this host, and its process.
-
-    Raises:
-        OSError: The job has ended.
-    """
-    pid = json.loads((folder / "job.json").read_text(encoding="utf-8"))["pid"]
+def _command_of(pid: int) -> str:
+    """Return the command line of ``mpidist run``, and its process."""
     words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").rstrip("\0").split("\0")
     if "run" in words:
         words = ["mpidist", *words[words.index("run") :]]
@@ -209,7 +208,8 @@ def gather(folder: Path) -> Facts:
     """Ask the ranks of a job, and return the facts. This takes one to eight seconds.
 
     Raises:
-        OSError: The folder is not that of a job, or cannot be written.
+        FileNotFoundError: There is no job in the folder, or the folder has been removed meanwhile.
+        OSError: The folder cannot be read or written.
         ValueError: A file is not JSON.
     """
     job = _read_job(folder)
@@ -240,7 +240,7 @@ def gather(folder: Path) -> Facts:
         samples = looks.get(rank, {}).get("stacks", [])
         mains = tuple(_stack(threads[-1]) for threads in samples)
         others = samples[-1][:-1] if samples else ()
-        kinds = looks.get(rank, {}).get("threads_of_python", [])
+        kinds = looks.get(rank, {}).get("threads_of_python") or [("", False)] * len(others)
         ranks.append(
             Rank(
                 rank,
@@ -258,7 +258,7 @@ def gather(folder: Path) -> Facts:
                 stacks=mains,
                 other_threads=tuple(
                     Thread(_stack(frames), *kind)
-                    for frames, kind in itertools.zip_longest(others, kinds, fillvalue=())
+                    for frames, kind in zip(others, kinds, strict=True)
                 ),
             )
         )

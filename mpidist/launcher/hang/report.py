@@ -128,7 +128,6 @@ def report_on(folder: Path) -> Report:
     """
     situation = Situation(gather(folder))
     cause = find_cause(situation)
-    ranks = situation.facts.ranks
     return Report(
         folder,
         cause,
@@ -242,8 +241,10 @@ def _holders(situation: Situation, ranks: Iterable[int]) -> Iterable[str]:
             if other["host"] == own["host"]
             and (other["pid"] == holder or str(holder) in other["children"])
         ]
-        name = "Process" if not of_ranks else f"{situation.facts.ranks[of_ranks[0]].name}, process"
-        yield f"{_upper(name)} {holder} on {own['host']}, has the lock."
+        process = f"process {holder} on {own['host']}"
+        if of_ranks:
+            process = f"{situation.facts.ranks[of_ranks[0]].name} ({process})"
+        yield f"{_upper(process)} has the lock."
 
 
 def _sentences(situation: Situation, ranks: Iterable[int]) -> list[str]:
@@ -345,7 +346,7 @@ def _unanswered(situation: Situation) -> list[str]:
     late = [rank for rank in silent if rank in situation.moving]
     lost = [rank for rank in silent if rank not in late]
     if late:
-        lines.append(f"{_names(late)} did not answer in time, as the host is busy.")
+        lines.append(f"{_names(late)} did not answer in time: the host may be busy.")
     if lost and not situation.facts.is_ending:
         lines.append(f"{_names(lost)} did not answer: the host may be down, or lack the run folder")
     mute = [
