@@ -227,7 +227,7 @@ def test_the_job_and_the_other_jobs_of_the_host(tmp_path, capsys, monkeypatch):
         folder = tmp_path / f"mpidist-run-{name}"
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job))
-    os.utime(tmp_path / "mpidist-run-old", (0, 0))
+    os.utime(tmp_path / "mpidist-run-old" / "job.json", (0, 0))
     assert main(["doctor", "--hang"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("The job is ")

@@ -283,7 +283,7 @@ def _call_of_torch(stack: Stack, inner: Stack, kind: str) -> str | None:
     if last.function == "_engine_run_backward":
         # DistributedDataParallel reduces the gradients there, outside Python.
         return "backward() of torch"
-    source = linecache.getline(last.file, last.line)
-    if _WORK.search(source) and _USES_TORCH.search("".join(linecache.getlines(last.file))):
-        return source.strip()
-    return None
+    found = _WORK.search(linecache.getline(last.file, last.line))
+    if found is None or not _USES_TORCH.search("".join(linecache.getlines(last.file))):
+        return None
+    return f"{found[0]}) of torch"

@@ -172,9 +172,10 @@ def running_jobs() -> list[tuple[Path, str]]:
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
         # Skipped: folders of other users, and folders that are being removed.
         with suppress(OSError, ValueError, KeyError):
-            job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+            start = path / "job.json"
+            job = json.loads(start.read_text(encoding="utf-8"))
             if not _has_ended(path, job):
-                running.append((path.stat().st_mtime, path, _command_of(job["pid"])))
+                running.append((start.stat().st_mtime, path, _command_of(job["pid"])))
     return [(path, command) for _, path, command in sorted(running, reverse=True)]
 
 
