@@ -339,7 +339,8 @@ def _answer_looks(
     Args:
         request: The file. It has the number of the request.
         answer: The file to write: the system's number of this thread, the number of the request,
-            and samples of the frames of all threads, innermost first; the main thread is the last.
+            samples of the frames of all threads, innermost first, and for each thread its name and
+            whether it is no daemon; the main thread is the last.
             Kept are the first samples in which the main thread is at a new line, and the last one.
         main: Identifier of the main thread.
         sleep: ``time.sleep``.
@@ -367,8 +368,13 @@ def _answer_looks(
                 sleep(_SAMPLE_S)
             import json
 
+            # Not threading.enumerate(), which takes a lock that the script may hold.
+            known = dict(threading._active)  # type: ignore[attr-defined]
+            made = [known.get(ident) for ident in threads]
+            kinds = [("", False) if one is None else (one.name, not one.daemon) for one in made]
+            del known, made
             with open(request, encoding="utf-8") as file:
-                facts |= {"number": json.load(file)["number"], "samples": samples}
+                facts |= {"number": json.load(file)["number"], "samples": samples, "threads": kinds}
             _write_json(answer, facts)
 
 

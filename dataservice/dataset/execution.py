@@ -79,18 +79,23 @@ _PACKAGE = __name__.partition(".")[0]
 _NO_FUNCTIONS = {*sys.stdlib_module_names, "mpidist"}
 
 
+# The read-ahead whose result a thread waits for, by the thread's identifier.
+_awaited_lanes: dict[int, _Lane] = {}
+
+
 def running_function(threads: Iterable[int]) -> str | None:
     """Return the user's function that one of some threads runs, and its line.
 
     Args:
-        threads: Identifiers of the threads.
+        threads: Identifiers of the threads. A thread that waits for a read-ahead stands also for
+            the threads that run the calls.
 
     Returns:
         As in ``"the function `decode` at data.py:12"``. None if no thread runs such a function, or
         only one without frames, such as a function of NumPy.
     """
     frames = current_frames()
-    for thread in threads:
+    for thread in _with_runners(threads):
         outer, frame = frames.get(thread), None
         while outer is not None and _package_of(outer) != _PACKAGE:
             outer, frame = outer.f_back, outer
@@ -102,6 +107,16 @@ def running_function(threads: Iterable[int]) -> str | None:
             name = f"the function `{code.co_qualname}`"
             return f"{name} at {os.path.basename(path)}:{frame.f_lineno}"
     return None
+
+
+def _with_runners(threads: Iterable[int]) -> list[int]:
+    """Return some threads, and the threads that run the calls for which they wait."""
+    found = list(threads)
+    with _LOCK:
+        for thread in found:  # it grows
+            lane = _awaited_lanes.get(thread)
+            found += () if lane is None else lane.runners - set(found)
+    return found
 
 
 def _package_of(frame: FrameType) -> str:
@@ -211,11 +226,18 @@ class ReadAhead:
         """
         if (result := self._ready_result()) is _NOT_READY:
             slow_wait = SlowWait("an iterator of a dataset", lambda: _SLOW, self._awaited)
+            thread = get_ident()
+            outer = _awaited_lanes.get(thread)  # of a wait that runs a call in this thread
+            _awaited_lanes[thread] = self._lane
             try:
                 while (result := self._ready_result()) is _NOT_READY:
                     self._wait(slow_wait)
             finally:
                 slow_wait.close()
+                if outer is None:
+                    _awaited_lanes.pop(thread, None)  # a forked child has none
+                else:
+                    _awaited_lanes[thread] = outer
         if isinstance(result, Over):
             result = result.failure
             if result is None:
@@ -509,6 +531,7 @@ STAGES = Pool("dataservice-prefetch")
 
 def _forget_threads() -> None:
     _LOCK._at_fork_reinit()  # type: ignore[attr-defined]  # another thread may have held it
+    _awaited_lanes.clear()
     for pool in (CALLS, STAGES):
         pool.forget_threads()
 

@@ -62,6 +62,7 @@ LARGEST_STATE = 1 << 20
 # The longest time between two commits, for readers of the unfinished snapshot and for workers that
 # may continue the stream.
 _COMMIT_S = 10.0
+_SHOWN = 60  # characters of a dataset's description in a report
 
 
 class WithdrawnError(Exception):
@@ -459,6 +460,7 @@ class Task:
         self._stream: SnapshotStream | None = None
         self._checkpoints: Checkpoints | None = None  # until the part is known
         self._stages = StageTimes()
+        self._shown = "unknown"  # until the part is known
         self._began = self._stopped_at = 0.0
         # The last state that find_wait() has seen: the index of the next element, and the time.
         self._seen = (-1, 0.0)
@@ -541,7 +543,7 @@ class Task:
             return None
         function = running_function([thread])
         if function is not None:
-            return f"{function} for element {index} of task {self._task_id}", (), since
+            return f"{function} for output element {index} (dataset {self._shown})", (), since
         awaited = None if self._buffer is None else self._buffer.late_consumers()
         return None if awaited is None else (*awaited, since)
 
@@ -590,7 +592,9 @@ class Task:
             lease = self._get_lease()
             destination = self._make_destination(lease)
             dataset = self._dataset_of(lease, self._dispatcher)
-            destination.where += f", dataset {dataset.summary()}"
+            summary = dataset.summary()
+            destination.where += f", dataset {summary}"
+            self._shown = f"{summary[:_SHOWN]}..." if len(summary) > _SHOWN else summary
             self._evaluate(lease, dataset, destination)
         except BaseException as error:
             self._set_any_buffer()

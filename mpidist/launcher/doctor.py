@@ -12,7 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
-from mpidist.launcher.hang.facts import newest_job
+from mpidist.launcher.hang.facts import running_jobs
 from mpidist.launcher.hang.report import report_on
 from mpidist.launcher.hang.torch_trace import write_torch_traces
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, vendor_of
@@ -76,13 +76,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--hang", action="store_true", help="say why a job hangs")
     parser.add_argument(
-        "--hang",
+        "folder",
         nargs="?",
-        const="",
-        metavar="JOB",
-        help="say why a job hangs: the job of this --run-dir, also after its end; by default the "
-        "newest job that runs on this host",
+        metavar="RUN_DIR",
+        help="with --hang: the --run-dir of the job, also after its end; by default the newest job "
+        "without --run-dir that runs on this host",
     )
     parser.add_argument(
         "--torch-trace",
@@ -94,29 +94,45 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
-    if namespace.hang is not None:
+    if namespace.hang:
         return _report_hang(parser, namespace)
-    if namespace.torch_trace is not None:
-        parser.error("--torch-trace needs --hang")
+    if namespace.torch_trace is not None or namespace.folder is not None:
+        parser.error(f"{namespace.folder or '--torch-trace'} needs --hang")
     return _check_machine(as_json=namespace.json)
 
 
 def _report_hang(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     """Print why a job hangs. Return 1 if it is stuck."""
-    folder = Path(namespace.hang) if namespace.hang else newest_job()
-    if folder is None:
-        parser.error("no job of mpidist run is running on this host; name its --run-dir")
+    jobs = [] if namespace.folder else running_jobs()
+    if not jobs and not namespace.folder:
+        parser.error(
+            "no job without --run-dir is running on this host; if yours has one, name it: mpidist "
+            "doctor --hang RUN_DIR"
+        )
+    folder = Path(namespace.folder or jobs[0][0])
     try:
         report = report_on(folder)
         if namespace.torch_trace is not None:
             write_torch_traces(folder, Path(namespace.torch_trace))
+    except FileNotFoundError as error:
+        parser.error(str(error))
     except (OSError, ValueError, KeyError) as error:
-        parser.error(f"{folder} is not the folder of a job, or cannot be written: {error}")
+        parser.error(f"cannot report on the job of {folder}: {error}")
     if namespace.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print("\n".join(report.lines()))
+        print("\n".join([*_choice(jobs), *report.lines()]))
     return int(report.cause.verdict == "stuck")
+
+
+def _choice(jobs: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return lines that name the first job, on which the report is, and the other jobs."""
+    lines = [f"The job is {command}." for _, command in jobs[:1]]
+    lines += (
+        f"Another job runs on this host: {command}. Ask it by mpidist doctor --hang {folder}"
+        for folder, command in jobs[1:]
+    )
+    return [*lines, ""] if lines else []
 
 
 def _check_machine(*, as_json: bool) -> int:

@@ -45,7 +45,8 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     folder = os.environ["MPIDIST_RUN_DIR"]
     began = time.monotonic()
     threads, processes = _threads(pid), _descendants(pid)
-    stacks = _answered_stacks(os.path.join(folder, f"stacks-{rank}.json"), pid, number)
+    answer = _answer(os.path.join(folder, f"stacks-{rank}.json"), pid, number)
+    stacks: list[list[list[tuple[str, int, str]]]] = answer.get("samples", [])
     has_handler = bool(int(_status(pid).get("SigCgt", "0"), 16) >> (stacks_signal - 1) & 1)
     if not stacks and has_handler and not _has_ended(pid):
         path = os.path.join(folder, f"stacks-{rank}.txt")
@@ -70,7 +71,9 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
         "has_begun": os.path.exists(os.path.join(folder, f"stacks-{rank}.txt")),
         "has_handler": has_handler,
         "file": _read_file(pid, now.get(str(pid), {})),
+        "lock": _file_lock(pid),
         "stacks": stacks,
+        "threads_of_python": answer.get("threads", []),
     }
     path = os.path.join(folder, f"look-{rank}.json")
     with open(f"{path}.new", "w", encoding="utf-8") as file:
@@ -134,8 +137,8 @@ def _since(
     return now
 
 
-def _answered_stacks(path: str, pid: int, number: int) -> list[list[list[tuple[str, int, str]]]]:
-    """Return the samples of stacks that a thread of the rank writes; [] if it cannot.
+def _answer(path: str, pid: int, number: int) -> dict[str, Any]:
+    """Return the answer that a thread of the rank writes, with its stacks; {} if it cannot.
 
     A thread that sleeps or runs is only late. One that waits for the interpreter's lock may wait
     for C code.
@@ -145,14 +148,14 @@ def _answered_stacks(path: str, pid: int, number: int) -> list[list[list[tuple[s
         if _has_ended(pid):
             break
         time.sleep(_POLL_S)
-        answer = json.loads(_read(path) or "{}")  # the rank replaces the file as a whole
+        # The rank replaces the file as a whole.
+        answer: dict[str, Any] = json.loads(_read(path) or "{}")
         if answer.get("number") == number:
-            samples: list[list[list[tuple[str, int, str]]]] = answer["samples"]
-            return samples
+            return answer
         waits_in = _read(f"/proc/{pid}/task/{answer.get('thread')}/wchan")
         is_locked = waited_s > _ANSWER_S and waits_in.startswith(("futex", "0"))  # 0: hidden
         locked = locked + 1 if is_locked else 0
-    return []
+    return {}
 
 
 def _signalled_stacks(path: str, pid: int, number: int) -> list[list[list[tuple[str, int, str]]]]:
@@ -190,6 +193,36 @@ def _read_file(pid: int, main: dict[str, Any]) -> str:
         return os.readlink(f"/proc/{pid}/fd/{int(main['call'].split()[1], 16)}")
     except (OSError, ValueError, IndexError):
         return ""
+
+
+def _file_lock(pid: int) -> dict[str, Any]:
+    """Return the file whose lock a process waits for, and its holder; {} if it waits for none.
+
+    The holder is 0 if it is not a process of this host (/proc/locks in proc_locks(5)).
+    """
+    holder = 0
+    for line in _read("/proc/locks").splitlines():
+        # 1: -> FLOCK ADVISORY WRITE 1234 fe:00:5678 0 EOF; a lock stands before its waiters.
+        is_waiter = " -> " in line
+        owner, place = line.replace(" -> ", " ").split()[4:6]
+        if not is_waiter:
+            holder = int(owner)
+        elif int(owner) == pid:
+            inode = int(place.rpartition(":")[2])
+            return {"file": _open_file(pid, inode), "holder": max(holder, 0)}
+    return {}
+
+
+def _open_file(pid: int, inode: int) -> str:
+    """Return the path of a file that a process has open."""
+    folder = f"/proc/{pid}/fd"
+    for number in _listed(folder):
+        try:
+            if os.stat(f"{folder}/{number}").st_ino == inode:
+                return os.readlink(f"{folder}/{number}")
+        except OSError:  # it has been closed
+            continue
+    return f"the file with inode {inode}"
 
 
 def _call(thread: dict[str, Any]) -> int:

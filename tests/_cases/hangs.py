@@ -86,7 +86,7 @@ class Hang:
         several = not isinstance(self.cause, str)
         causes, ranks = (self.cause, self.ranks) if several else ([self.cause], [self.ranks])
         # A healthy loop of messages looks like a deadlock if only the lines of its calls are known.
-        by_lines = CAUSES_BY_LINES if PLAIN in self.program else ()
+        by_lines = CAUSES_BY_LINES if self.program.startswith((PLAIN, TORCH)) else ()
         return [
             (verdict, cause, at_fault)
             for cause, at_fault in zip(causes, ranks, strict=True)
@@ -324,7 +324,7 @@ else:
     right.barrier()  # stuck
     left.barrier()
 """,
-        "deadlock", [0, 1], ("barrier",),
+        "deadlock", [0, 1], ("barrier", "Use the groups in the same order"),
     ),
     "a part of the job is stuck": Hang(
         GROUP + """
@@ -370,7 +370,26 @@ batches = queue.Queue()
 ready()
 batches.get()  # stuck
 """),
-        "lock", [1], ("rank 1",),
+        "lock", [1], ("No other thread of rank 1 runs code", "no child processes"),
+    ),
+    "a pool of processes whose worker has died": Hang(
+        alone("""
+import multiprocessing
+pool = multiprocessing.get_context("fork").Pool(1)
+ready()
+pool.map(os._exit, [1])  # stuck
+"""),
+        "lock", [1], ("No other thread of rank 1 runs code", "child processes", "has died"),
+    ),
+    "a thread that is no daemon": Hang(
+        GROUP + """
+def load():
+    threading.Event().wait()  # named
+if RANK == 1:
+    threading.Thread(target=load, name="loader").start()
+ready()
+""",
+        "thread", [1], ("has ended its script", "'loader'"),
     ),
     "an endless loop in Python": Hang(
         alone("""
@@ -540,7 +559,7 @@ if RANK == 1:
     fcntl.flock(file, fcntl.LOCK_EX)  # stuck
 group.all_reduce(array)  # waits
 """,
-        ("file", "lock"), ([1], [1]), ("rank 1", "lock"),
+        "file", [1], ("Rank 1 waits for the lock of", "/lock at", "Rank 0 (process"),
     ),
 }  # fmt: skip
 
@@ -638,7 +657,7 @@ def train(server):
     workers.barrier()  # stuck
 serve(train)
 """,
-        ("missing_call", "deadlock"), ([2], [1, 2]), ("worker 1", "step 4"),
+        "deadlock", [1, 2], ("worker 1", "step 4", "finish()"),
         layout=("--ps", "1", "--worker", "2"), ready=(1, 2),
     ),
     "sync: two of three workers sleep, and one is needed": Hang(
@@ -778,6 +797,48 @@ if resolver.task_type != "worker" or resolver.task_id == 0:
     ),
 }  # fmt: skip
 
+# The partners of a call of gloo are not known, as those of mpi4py.
+TORCH = f"{HEAD}import torch\nimport torch.distributed as dist\narray = torch.ones(8)\n"
+GLOO = {
+    "gloo: a rank sleeps": Hang(
+        TORCH + """
+dist.init_process_group("gloo")
+ready()
+while RANK == 1:
+    time.sleep(0.1)  # stuck
+dist.all_reduce(array)  # waits
+""",
+        "sleeping", [1], ("is in torch.distributed.all_reduce", "rank 1"), **THREE,
+    ),
+    "gloo: a worker of a DataLoader hangs": Hang(
+        TORCH + """
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        ready()
+        time.sleep(600 if RANK == 1 else 0)
+        return array
+dist.init_process_group("gloo")
+for batch in torch.utils.data.DataLoader(Numbers(), num_workers=1):  # stuck
+    dist.all_reduce(batch)  # waits
+""",
+        "child", [1], ("is in torch.distributed.all_reduce", "child process pt_data_worker"),
+    ),
+    "gloo: uneven batches": Hang(
+        TORCH + """
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(3 - RANK):
+    model(array).sum().backward()  # stuck
+ready()
+dist.barrier()  # stuck
+""",
+        "different_calls", [0, 1],
+        ("backward() of torch", "torch.distributed.barrier"), ready=(1,),
+    ),
+}  # fmt: skip
+
 HANGS = CALLS | MESSAGES | CODE | WITHOUT_MPIDIST | TASKS
 
 # Jobs that go on: each answer must be a right one.
@@ -840,6 +901,22 @@ def train(server):
 serve(train)
 """,
         ("none", "computing"), ([], [0]), layout=("--data", "1", "--worker", "1"), ready=(0,),
+    ),
+    "a function that a dataset calls in parallel is slow": Hang(
+        SERVER + """
+from dataservice import Dataset, distribute
+def load(number):
+    (FOLDER / "ready-1").touch()
+    time.sleep(600)
+    return number
+def train(server):
+    dataset = Dataset.range(100).map(load, num_parallel_calls=2).batch(2).prefetch(2)
+    for batch in dataset.apply(distribute("distributed_epoch", resolver.master("data", 0))):
+        pass
+serve(train)
+""",
+        ("none", "waiting"), ([], [1]), ("the function `load` at script.py", "output element 0"),
+        layout=("--data", "1", "--worker", "1"), ready=(1,),
     ),
     "a pool of threads computes": Hang(
         alone("""

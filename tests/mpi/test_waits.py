@@ -189,7 +189,10 @@ hang()
         ),
         {
             "worker 0": ("elements of job 'train' from data 0", ["data 0"]),
-            "data 0": ("the function `slow_map` at script.py:SLOW for element 3 of task ", []),
+            "data 0": (
+                "the function `slow_map` at script.py:SLOW for output element 3 (dataset ",
+                [],
+            ),
         },
     ),
     "a parallel dataset function": (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -207,3 +208,29 @@ def test_packages_that_are_broken(tmp_path, package):
     assert "libsomething.so is gone" in broken["fact"]
     assert broken["remedy"]
     assert "two ranks" not in findings
+
+
+@pytest.mark.parametrize("words", [("--hang", "--json"), ("--hang", "--torch-trace", "traces")])
+def test_the_folder_of_a_job_after_other_options(tmp_path, capsys, words):
+    with pytest.raises(SystemExit):
+        main(["doctor", *words, str(tmp_path / "nope")])
+    assert f"{tmp_path}/nope does not exist; name the --run-dir" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["doctor", *words, str(tmp_path)])
+    assert f"{tmp_path} has no job.json" in capsys.readouterr().err
+
+
+def test_the_job_and_the_other_jobs_of_the_host(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    job = {"ranks": 0, "names": [], "pid": os.getpid(), "host": socket.gethostname()}
+    for name in ("old", "new"):
+        folder = tmp_path / f"mpidist-run-{name}"
+        folder.mkdir()
+        (folder / "job.json").write_text(json.dumps(job))
+    os.utime(tmp_path / "mpidist-run-old" / "job.json", (0, 0))
+    assert main(["doctor", "--hang"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("The job is ")
+    assert first.endswith(f"(process {os.getpid()}).")
+    assert second.startswith("Another job runs on this host: ")
+    assert second.endswith(f"mpidist doctor --hang {tmp_path}/mpidist-run-old")

@@ -13,6 +13,7 @@ from typing import Any
 import mpidist
 from mpidist.launcher.hang.facts import Frame, Rank, Stack
 from mpidist.launcher.report import describe_signal
+from mpidist.runner import INTERRUPTED
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mpidist.__file__)))
 _OURS = tuple(os.path.join(_ROOT, name, "") for name in ("mpidist", "strategy", "dataservice"))
@@ -33,11 +34,21 @@ _MPI = re.compile(
 )
 _NOT_MPI = ("functools.", "np.", "numpy.", "torch.", "tf.", "jnp.", "add.", "maximum.", "minimum.")
 _USES_MPI = re.compile(r"\bmpi4py\b|\bMPI\b")
+_OF_TORCH = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_WORK = re.compile(r"\w+\.wait\(")
+_USES_TORCH = re.compile(r"\btorch\b")
 # Functions of the kernel in which a thread waits, as /proc/PID/wchan shows them.
 _SLEEPS = ("hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep")
 _CHILD = ("do_wait", "kernel_wait4", "do_wait_pid")
-_CHILD_FILES = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
+_CHILD_FILES = (
+    "/subprocess.py",
+    *(
+        f"/multiprocessing/{name}.py"
+        for name in ("popen_fork", "popen_spawn_posix", "popen_forkserver", "queues", "connection")
+    ),
+)
 _NEAR = 6  # innermost frames
+_MOST_THREADS = 3
 _PIPE = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner")
 _POLL = ("poll", "select", "epoll")
 _SOCKET = ("unix_stream", "sk_wait", "inet_csk", "tcp_", "skb_wait", "unix_wait", "wait_woken")
@@ -50,10 +61,11 @@ class Activity:
     """The activity of a rank.
 
     Attributes:
-        kind: ``"waits"`` for ranks in a call of this package, ``"mpi"`` in one of mpi4py,
-            ``"start"`` in MPI_Init, ``"computing"``, ``"sleeping"``, ``"swapped"``, ``"lock"``,
-            ``"file"``, ``"child"``, ``"socket"``, ``"stopped"``, ``"debugger"``, ``"ended"``,
-            ``"failed"`` or ``"unknown"``.
+        kind: ``"waits"`` for ranks in a call of this package, ``"foreign"`` in one of mpi4py or
+            torch, ``"start"`` in MPI_Init, ``"computing"``, ``"sleeping"``, ``"swapped"``,
+            ``"lock"``, ``"file"``, ``"child"``, ``"socket"``, ``"thread"`` for ranks that wait for
+            a thread at their exit, ``"stopped"``, ``"debugger"``, ``"ended"``, ``"failed"`` or
+            ``"unknown"``.
         text: The activity in words, which follow the name of the rank.
         frame: The line of the script, or None.
         is_of_helper: Whether the main thread waits for a thread or process that computes.
@@ -85,12 +97,15 @@ def line_of_user(stack: Stack) -> Frame | None:
 def activity_of(rank: Rank) -> Activity:
     """Return the activity of the main thread of a rank."""
     if rank.failure is not None:
-        return Activity("failed", f"has failed: {rank.failure.get('reason', 'no reason is known')}")
+        reason = rank.failure["reason"]
+        if reason == INTERRUPTED:
+            return Activity("ended", "was interrupted")
+        return Activity("failed", f"has failed: {reason}")
     if rank.exit is not None:
         return _ended(rank.exit)
     look = rank.look
     if look is None:
-        return Activity("unknown", "has not answered")
+        return Activity("unknown", "did not answer")
     if look["state"] == "t" or look["tracer"]:
         return Activity("debugger", f"is held by a debugger (process {look['tracer']})")
     if look["state"] == "T":
@@ -110,6 +125,8 @@ def activity_of(rank: Rank) -> Activity:
     where = f" at {place(frame)}" if frame is not None else ""
     if "_leave_with_all" in ours:
         return Activity("ended", "has ended its script, and waits for the others to end theirs")
+    if stack[-1].function == "_shutdown" and os.path.basename(stack[-1].file) == "threading.py":
+        return _at_exit(rank)
     if os.path.basename(stack[0].file) in _DEBUGGERS:
         return Activity("debugger", f"is in the Python debugger{where}", frame)
     if "_make_world" in ours:
@@ -121,7 +138,10 @@ def activity_of(rank: Rank) -> Activity:
     call = None if frame is None or inner else _call_of_mpi(frame)
     # Calls of MPI poll. Other methods of these names, such as recv of a socket, wait in the kernel.
     if call is not None and (activity.kind == "computing" or _polls(look)):
-        return Activity("mpi", f"is in {call}{where}", frame)
+        return Activity("foreign", f"is in {call}{where}", frame)
+    call = _call_of_torch(stack, inner, activity.kind)
+    if call is not None:
+        return Activity("foreign", f"is in {call}{where}", frame)
     return activity
 
 
@@ -135,6 +155,18 @@ def place(frame: Frame) -> str:
     """Return a line of a script as text."""
     function = "" if frame.function == "<module>" else f" in {frame.function}()"
     return f"{frame}{function}"
+
+
+def _at_exit(rank: Rank) -> Activity:
+    """Return the activity of a rank that has ended its script, but not all of its threads."""
+    kept = [thread for thread in rank.other_threads if thread.keeps_alive]
+    lines = {thread.name: line_of_user(thread.stack) for thread in kept[:_MOST_THREADS]}
+    names = [f"{name!r}" + (f" at {place(line)}" if line else "") for name, line in lines.items()]
+    names += ["others"] * (len(kept) > _MOST_THREADS)
+    text = f"has ended its script, and waits for its thread{'s' * (len(names) > 1)}"
+    kind = "computing" if is_busy(rank) else "thread"
+    frame = next(filter(None, lines.values()), None)
+    return Activity(kind, " ".join([text, " and ".join(names)]).rstrip(), frame)
 
 
 def _ended(record: Mapping[str, Any]) -> Activity:
@@ -176,15 +208,18 @@ def _blocked_in(rank: Rank, main: Mapping[str, Any], at: str, frame: Frame | Non
     """Return the activity of a thread that waits in the kernel."""
     assert rank.look is not None
     look, waits_in = rank.look, main.get("waits_in", "")
-    inner = {os.path.basename(each.file) for stack in rank.stacks[-1:] for each in stack[:_NEAR]}
-    waits_for_child = not inner.isdisjoint(_CHILD_FILES)
-    children = [f"{child['name']} ({pid})" for pid, child in look["children"].items()]
+    inner = [each.file for stack in rank.stacks[-1:] for each in stack[:_NEAR]]
+    waits_for_child = any(file.endswith(_CHILD_FILES) for file in inner)
+    children = children_of(rank)
     if waits_in.startswith(_SLEEPS):
         return Activity("sleeping", f"sleeps{at}", frame)
     polls = any(word in waits_in for word in _POLL)
     if waits_in.startswith(_CHILD) or (children and polls and waits_for_child):
         named = f"its child process {children[0]}" if len(children) == 1 else "a child process"
         return Activity("child", f"waits for {named}{at}", frame)
+    if any(word in waits_in for word in _FILE_LOCK) or (look["lock"] and waits_in in ("", "0")):
+        path = look["lock"].get("file", "a file")
+        return Activity("file", f"waits for the lock of {path}{at}", frame)
     if waits_in.startswith("wait_for_partner"):
         return Activity("file", f"opens a FIFO that no other process has opened{at}", frame)
     if look["file"] or waits_in.startswith(_PIPE):
@@ -192,14 +227,18 @@ def _blocked_in(rank: Rank, main: Mapping[str, Any], at: str, frame: Frame | Non
         return Activity("file", f"reads or writes {what} and gets no answer{at}", frame)
     if main.get("state") == "D" or any(word in waits_in for word in _DISK):
         return Activity("file", f"waits for a disk or a file server (in {waits_in}){at}", frame)
-    if any(word in waits_in for word in _FILE_LOCK):
-        return Activity("lock", f"waits for the lock of a file{at}", frame)
     if waits_in.startswith("futex"):
         return Activity("lock", f"waits for a lock, a queue or another thread{at}", frame)
     if polls or any(word in waits_in for word in _SOCKET):
         return Activity("socket", f"waits for data of a connection{at}", frame)
     call = waits_in if waits_in not in ("", "0") else "a call"  # the kernel may hide the call
     return Activity("unknown", f"waits in {call} of the kernel{at}", frame)
+
+
+def children_of(rank: Rank) -> list[str]:
+    """Return the name and the number of each child process of a rank."""
+    children = {} if rank.look is None else rank.look["children"]
+    return [f"{child['name']} ({pid})" for pid, child in children.items()]
 
 
 def _main_thread(look: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,3 +260,30 @@ def _call_of_mpi(frame: Frame) -> str | None:
     if not _USES_MPI.search("".join(linecache.getlines(frame.file))):
         return None
     return source[found.start() :]
+
+
+def _call_of_torch(stack: Stack, inner: Stack, kind: str) -> str | None:
+    """Return the call of torch that waits for other ranks, from its frames; None if there is none.
+
+    Args:
+        stack: The stack of the main thread.
+        inner: The frames below the line of the user.
+        kind: The kind of the activity, as the kernel shows it. In most calls of gloo, the thread
+            waits for the threads of gloo.
+    """
+    last = stack[0]
+    # Other files there also compute, as for DTensor. The calls of this one may poll.
+    may_wait = kind != "computing" or last.file.endswith("/distributed_c10d.py")
+    if inner and may_wait and any(part in last.file for part in _OF_TORCH):
+        names = [each.function for each in inner if any(part in each.file for part in _OF_TORCH)]
+        name = next((each for each in reversed(names) if each != "wrapper"), last.function)
+        return f"torch.distributed.{name}"
+    if kind != "lock":
+        return None
+    if last.function == "_engine_run_backward":
+        # DistributedDataParallel reduces the gradients there, outside Python.
+        return "backward() of torch"
+    found = _WORK.search(linecache.getline(last.file, last.line))
+    if found is None or not _USES_TORCH.search("".join(linecache.getlines(last.file))):
+        return None
+    return f"{found[0]}) of torch"

@@ -90,6 +90,6 @@ class Reporter:
             return []
         self._printed.add(report.text)
         return [
-            f"a rank has waited for {stall['waited_s']:.0f} s (MPIDIST_STALL_S):",
+            f"a rank has waited for {report.waited_s:.0f} s (MPIDIST_STALL_S):",
             *report.lines(),
         ]

@@ -8,6 +8,7 @@ This is the wait-for graph of distributed deadlock detection (Chandy, Misra and 
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,19 +16,25 @@ from typing import Literal
 
 from mpidist.launcher.hang.activity import activity_of, is_busy
 from mpidist.launcher.hang.facts import Facts, Frame, Rank, Wait
+from mpidist.launcher.report import describe_signal
 from mpidist.recorder import SLOTS, Entry
+from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
 # Activities that stop a rank, and activities that may only be slow.
-_HELD = ("stopped", "debugger", "file", "lock", "child", "socket")
+_HELD = ("stopped", "debugger", "file", "thread", "lock", "child", "socket")
 _FIRM = ("ended", *_HELD)
 _SOFT = ("swapped", "sleeping", "computing")
-_RECEIVES = re.compile(r"is in \w+\.[Rr]ecv\(")
-_SENDS = re.compile(r"is in \w+\.[Ss]?[Ss]end\(")
+_RECEIVES = re.compile(r"is in [\w.]+\.[Rr]ecv\b")
+_SENDS = re.compile(r"is in [\w.]+\.[Ss]?[Ss]end\b")
+# Reasons of ranks that got SIGINT. The user interrupts the job, so none of them is at fault.
+_CTRL_C = (INTERRUPTED, f"killed by {describe_signal(signal.SIGINT)}")
 # Waits that mpidist.mpi.waiting_for describes.
 _REPLY = "the reply to"
 _FUNCTION = "the function"
 _SERVES = "requests"  # the wait of a task that serves others
+OF_STRATEGY = " of strategy "
+"""Part of the waits of workers for the steps of other workers."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +88,27 @@ class Situation:
         self.facts = facts
         self.activities = {rank.rank: activity_of(rank) for rank in facts.ranks}
         self.moving = {rank.rank for rank in facts.ranks if rank.has_moved}
-        # Calls of mpi4py leave no records, but a script that goes on is at changing lines.
-        in_mpi = [rank for rank in facts.ranks if self.activities[rank.rank].kind == "mpi"]
-        if any(len(set(rank.stacks)) > 1 for rank in in_mpi):
-            self.moving |= {rank.rank for rank in in_mpi}
+        # These calls leave no records, but a script that goes on is at changing lines.
+        foreign = [rank for rank in facts.ranks if self.activities[rank.rank].kind == "foreign"]
+        if any(len(set(rank.stacks)) > 1 for rank in foreign):
+            self.moving |= {rank.rank for rank in foreign}
         self._done = {rank.rank: _progress(rank) for rank in facts.ranks}
         self.blocked: dict[int, list[Blocked]] = {}
         for rank in facts.ranks:
             activity, kind = self.activities[rank.rank], self.activities[rank.rank].kind
-            if kind == "mpi" and rank.rank in self.moving:
+            if kind == "foreign" and rank.rank in self.moving:
                 continue
-            waits = self._waits_of(rank) if kind in ("waits", "lock", "unknown") else []
+            waits = self._waits_of(rank) if kind in ("waits", "lock", "thread", "unknown") else []
             if activity.is_of_helper:  # the helper may be in a call, which computes while it waits
                 waits = [each for each in self._waits_of(rank) if each.wait.is_call]
-            if waits or kind in ("mpi", "start"):
+            if waits or kind in ("foreign", "start"):
                 self.blocked[rank.rank] = waits
 
     def edges(self, rank: int) -> set[int]:
         """Return the ranks without which the waits of a rank cannot end."""
         kind = self.activities[rank].kind
-        if kind in ("mpi", "start"):
-            # The partners of a call of mpi4py are not known; MPI_Init needs all ranks.
+        if kind in ("foreign", "start"):
+            # The partners of a call of mpi4py or torch are not known; MPI_Init needs all ranks.
             return {
                 other.rank
                 for other in self.facts.ranks
@@ -128,11 +135,10 @@ class Situation:
             return True
         return bool(waits) and not any(each.wait.is_call or each.wait.ranks for each in waits)
 
-    def last_pending(self, rank: int) -> Entry | None:
-        """Return the last operation of a rank if it has not ended."""
+    def last_operation(self, rank: int) -> Entry | None:
+        """Return the last operation of a rank, also if it has ended."""
         recording = self.facts.ranks[rank].recording
-        last = recording.entries[-1] if recording is not None and recording.entries else None
-        return last if last is not None and last.end is None else None
+        return recording.entries[-1] if recording is not None and recording.entries else None
 
     def _waits_of(self, rank: Rank) -> list[Blocked]:
         entries = {} if rank.recording is None else {e.slot: e for e in rank.recording.entries}
@@ -141,8 +147,9 @@ class Situation:
         precise = [wait for wait in waits if not wait.what.startswith(_REPLY)]
         if precise or len(waits) < len(rank.waits):
             waits = precise
-        last = self.last_pending(rank.rank)
-        if not rank.waits and last is not None and self.activities[rank.rank].kind == "waits":
+        last = self.last_operation(rank.rank)
+        is_in_call = self.activities[rank.rank].kind == "waits"
+        if last is not None and last.end is None and not rank.waits and is_in_call:
             # A watchdog that cannot run writes no waits.
             waits = [Wait(last.call, (), last.start, last.slot, True)]
         found = []
@@ -201,10 +208,13 @@ def _progress(rank: Rank) -> dict[int, int]:
 def find_cause(situation: Situation) -> Cause:
     """Return the cause of a hang."""
     facts = situation.facts
-    if facts.is_over or facts.failed is not None:
+    if facts.is_ending:
+        reason = "" if facts.failed is None else facts.failed[1]
+        if reason in _CTRL_C or (not reason and facts.status == INTERRUPTED_STATUS):
+            return Cause("ended", "none", detail=("it was interrupted by Ctrl-C",))
         if facts.failed is None:
             return Cause("ended", "none")
-        rank, reason = facts.failed
+        rank = facts.failed[0]
         name = facts.ranks[rank].name
         return Cause("ended", "failed", (rank,), (), (f"{name} has failed first: {reason}",))
     if all(activity.kind == "ended" for activity in situation.activities.values()):
@@ -291,7 +301,7 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
     waiting = tuple(sorted(loops))
     cycle = {rank for rank in loops if rank in _follow(situation, rank)[0]}
     if not cycle:
-        return _in_mpi(situation, waiting)
+        return _in_foreign_calls(situation, waiting)
     names = situation.facts.ranks
     behind: dict[int, str] = {}
     ahead = set[int]()  # ranks that are in a collective, or in a wait that is no call of a group
@@ -320,13 +330,13 @@ def _without_end(situation: Situation, loops: set[int]) -> Cause:
     return Cause("stuck", "deadlock", tuple(sorted(cycle)), waiting, tuple(behind.values()))
 
 
-def _in_mpi(situation: Situation, ranks: tuple[int, ...]) -> Cause:
-    """Return the cause if all ranks are in calls of mpi4py with unknown partners.
+def _in_foreign_calls(situation: Situation, ranks: tuple[int, ...]) -> Cause:
+    """Return the cause if all ranks are in calls with unknown partners.
 
     It is not certain: ranks that exchange messages are in receives most of the time.
     """
     activities = [situation.activities[rank] for rank in ranks]
-    if len(ranks) == 1 or any(activity.kind != "mpi" for activity in activities):
+    if len(ranks) == 1 or any(activity.kind != "foreign" for activity in activities):
         return Cause("unknown", "unknown", ranks, ranks)
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):
@@ -430,22 +440,36 @@ def _of_idle(situation: Situation) -> Cause:
 def activity_text(situation: Situation, rank: int) -> str:
     """Return the activity of a rank, or the last one before its end, as words after its name."""
     activity = situation.activities[rank]
+    if not situation.facts.ranks[rank].is_live:
+        return _last_activity(situation, rank)
     waits = situation.blocked.get(rank, [])
     if not waits:
-        last = situation.last_pending(rank)
-        if not situation.facts.ranks[rank].is_live and activity.kind == "ended" and last:
-            return f"waits in {last.call}{_at(last)}"
         if situation.serves(rank):
             return f"answers requests{', and computes' * is_busy(situation.facts.ranks[rank])}"
         return activity.text
+    # Waits for elements end with the function that makes them.
+    functions = [each.wait for each in waits if each.wait.what.startswith(_FUNCTION)]
+    if functions:
+        return f"is busy with {max(functions, key=lambda wait: len(wait.what)).what}"
     blocked = max(waits, key=lambda each: (each.entry is not None, -each.wait.since))
-    if blocked.wait.what.startswith(_FUNCTION):
-        return f"is busy with {blocked.wait.what}"
     where = f" at {activity.frame}" if activity.frame is not None else ""
     if blocked.entry is not None and activity.kind != "waits":  # another thread is in the call
         where = _at(blocked.entry)
     verb = "waits in" if blocked.wait.is_call else "waits for"
     return f"{verb} {blocked.wait.what}{where}"
+
+
+def _last_activity(situation: Situation, rank: int) -> str:
+    """Return the last activity of a rank that has ended."""
+    text, last = situation.activities[rank].text, situation.last_operation(rank)
+    recording = situation.facts.ranks[rank].recording
+    if last is None or recording is None:
+        return text
+    number = f", number {last.sequence}" if last.sequence else ""
+    call = f"{last.call}{number} of group {recording.groups[last.group][0]!r}{_at(last)}"
+    if last.end is None and situation.activities[rank].kind == "ended":
+        return f"waits in {call}"
+    return f"{text}; its last operation was {call}"
 
 
 def _at(entry: Entry) -> str:

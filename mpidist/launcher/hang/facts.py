@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from typing import Any
 
 from mpidist.launcher.layout import Layout
 from mpidist.launcher.report import first_failure
-from mpidist.launcher.run_folder import is_over, read_records
+from mpidist.launcher.run_folder import is_over, read_record, read_records
 from mpidist.recorder import Recording, read_recording
 from mpidist.runner import RUNNER_FILE, STACKS_SIGNAL
 
@@ -48,6 +50,21 @@ def _current_folder() -> str:
 
 Stack = tuple[Frame, ...]
 """The frames of a thread, innermost first."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread that is not the main one.
+
+    Attributes:
+        stack: Its stack.
+        name: Its name; "" if it was not made by the module ``threading``.
+        keeps_alive: Whether the process waits for it at its exit, as it is not a daemon.
+    """
+
+    stack: Stack
+    name: str = ""
+    keeps_alive: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +102,7 @@ class Rank:
         counts: Number of the last collective that it has begun, by group.
         waits: Its waits of more than a second.
         stacks: The stacks of its main thread within a second; () if there are none.
-        other_threads: The stacks of its other threads.
+        other_threads: Its other threads.
     """
 
     rank: int
@@ -99,7 +116,7 @@ class Rank:
     counts: Mapping[int, int] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    other_threads: tuple[Stack, ...] = ()
+    other_threads: tuple[Thread, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -115,6 +132,8 @@ class Facts:
         folder: The run folder.
         ranks: The ranks, in order.
         is_over: Whether the job has ended.
+        ended_meanwhile: Whether it has ended since the report began.
+        status: The exit status of ``mpidist run``; None if it has not ended, or was killed.
         failed: The rank that failed first, and its reason; None if no rank has failed.
         time: The moment, in seconds since the epoch.
     """
@@ -122,42 +141,92 @@ class Facts:
     folder: Path
     ranks: tuple[Rank, ...]
     is_over: bool
+    ended_meanwhile: bool
+    status: int | None
     failed: tuple[int, str] | None
     time: float
+
+    @property
+    def is_ending(self) -> bool:
+        """True if the job has ended, or its ranks are being ended."""
+        terminated = (rank.exit is not None and rank.exit["terminated"] for rank in self.ranks)
+        return self.is_over or self.failed is not None or any(terminated)
 
 
 def write_job(folder: Path, layout: Layout) -> None:
     """Write ``job.json``: the number of ranks and their jobs, and the process of mpidist run."""
     names = [layout.task(rank) for rank in range(layout.ranks)]
-    job = {"ranks": layout.ranks, "names": names, "pid": os.getpid()}
+    job = {
+        "ranks": layout.ranks, "names": names, "pid": os.getpid(), "host": socket.gethostname()
+    }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
 
-def newest_job() -> Path | None:
-    """Return the folder of the newest running job of this host that has a temporary folder."""
+def running_jobs() -> list[tuple[Path, str]]:
+    """Return the jobs without a ``--run-dir`` that run on this host, newest first.
+
+    Returns:
+        For each job its folder, and its command line with the process.
+    """
     running = []
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
         # Skipped: folders of other users, and folders that are being removed.
         with suppress(OSError, ValueError, KeyError):
-            job = json.loads((path / "job.json").read_text(encoding="utf-8"))
-            if Path(f"/proc/{job['pid']}").exists() and not is_over(path):
-                running.append((path.stat().st_mtime, path))
-    return max(running, default=(0.0, None))[1]
+            start = path / "job.json"
+            job = json.loads(start.read_text(encoding="utf-8"))
+            if not _has_ended(path, job):
+                running.append((start.stat().st_mtime, path, _command_of(job["pid"])))
+    return [(path, command) for _, path, command in sorted(running, reverse=True)]
+
+
+def _command_of(pid: int) -> str:
+    """Return the command line of ``mpidist run``, and its process."""
+    words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").rstrip("\0").split("\0")
+    if "run" in words:
+        words = ["mpidist", *words[words.index("run") :]]
+    return f"{shlex.join(words)} (process {pid})"
+
+
+def _has_ended(folder: Path, job: Mapping[str, Any]) -> bool:
+    """Return whether a job has ended. ``mpidist run`` records no end if SIGKILL ends it."""
+    is_here = job.get("host") == socket.gethostname()
+    return is_over(folder) or (is_here and not Path(f"/proc/{job['pid']}").exists())
+
+
+def _read_job(folder: Path) -> dict[str, Any]:
+    try:
+        text = (folder / "job.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        problem = "does not exist"
+        if folder.is_dir():
+            problem = "has no job.json, so it is not the folder of a job"
+        raise FileNotFoundError(f"{folder} {problem}; name the --run-dir of the job") from None
+    job: dict[str, Any] = json.loads(text)
+    return job
 
 
 def gather(folder: Path) -> Facts:
     """Ask the ranks of a job, and return the facts. This takes one to eight seconds.
 
     Raises:
-        OSError: The folder is not that of a job, or cannot be written.
+        FileNotFoundError: There is no job in the folder, or the folder has been removed meanwhile.
+        OSError: The folder cannot be read or written.
         ValueError: A file is not JSON.
     """
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job = _read_job(folder)
     names = [tuple(task) if task is not None else None for task in job["names"]]
     before = {rank: read_recording(folder, rank) for rank in range(job["ranks"])}
     metrics = {rank: state.get("tasks") for rank, state in read_records(folder, "state").items()}
-    over = is_over(folder)
-    looks = {} if over else _look(folder, job["ranks"])
+    was_over = _has_ended(folder, job)
+    looks = {} if was_over else _look(folder, job)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            "the job ended while it was asked, and its folder has been removed; mpidist run "
+            "--run-dir DIR keeps the records of a job"
+        )
+    over = _has_ended(folder, job)
+    if over:  # the looks may be of ranks that were about to end
+        looks = {}
     records, states, exits, failures = (
         read_records(folder, kind) for kind in ("rank", "state", "exit", "failure")
     )
@@ -172,6 +241,7 @@ def gather(folder: Path) -> Facts:
         samples = looks.get(rank, {}).get("stacks", [])
         mains = tuple(_stack(threads[-1]) for threads in samples)
         others = samples[-1][:-1] if samples else ()
+        kinds = looks.get(rank, {}).get("threads_of_python") or [("", False)] * len(others)
         ranks.append(
             Rank(
                 rank,
@@ -187,16 +257,23 @@ def gather(folder: Path) -> Facts:
                 counts={int(k): v for k, v in states.get(rank, {}).get("counts", {}).items()},
                 waits=() if over else _waits(states.get(rank, {}), numbers),
                 stacks=mains,
-                other_threads=tuple(map(_stack, others)),
+                other_threads=tuple(
+                    Thread(_stack(frames), *kind)
+                    for frames, kind in zip(others, kinds, strict=True)
+                ),
             )
         )
     failure = first_failure(folder)
     failed = None if failure is None else (failure["rank"], failure["reason"])
-    return Facts(folder, tuple(ranks), over, failed, time.time())
+    status = read_record(folder, "end").get("status")
+    return Facts(folder, tuple(ranks), over, over and not was_over, status, failed, time.time())
 
 
-def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
-    """Have the wrappers look at their ranks. Return their looks, by rank."""
+def _look(folder: Path, job: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Have the wrappers look at their ranks. Return their looks, by rank.
+
+    If the job is about to end, wait for its end.
+    """
     number, began, started = time.time_ns(), time.time(), time.monotonic()
     part = folder / f"look.json.{os.getpid()}"
     part.write_text(json.dumps({"number": number, "stacks_signal": STACKS_SIGNAL}))
@@ -206,16 +283,24 @@ def _look(folder: Path, size: int) -> dict[int, dict[str, Any]]:
         records = read_records(folder, "look")
         # Numbers grow, so a later request, of another report, gives later looks.
         found = {rank: look for rank, look in records.items() if look["number"] >= number}
+        if _has_ended(folder, job) or not folder.is_dir():
+            break
         gone = read_records(folder, "exit")
+        is_ending = (
+            len(gone) == job["ranks"]
+            or any(record["terminated"] for record in gone.values())
+            or first_failure(folder) is not None
+        )
         fresh = [
             rank
             for rank, state in read_records(folder, "state").items()
             if state["time"] > began + 1.0
         ]
         waited_s = time.monotonic() - started
-        missing = set(range(size)) - found.keys() - gone.keys()
+        missing = set(range(job["ranks"])) - found.keys() - gone.keys()
         late = found.keys() & read_records(folder, "rank").keys() - set(fresh)
-        if (not missing or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):
+        is_complete = not missing and not is_ending
+        if (is_complete or waited_s > _ANSWER_S) and (not late or waited_s > _STATE_S):
             break
         time.sleep(_POLL_S)
     return found

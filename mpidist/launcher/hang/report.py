@@ -9,8 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mpidist.launcher.hang.activity import is_of_user, line_of_user
-from mpidist.launcher.hang.causes import Cause, Situation, activity_text, find_cause
+from mpidist.launcher.hang.activity import children_of, is_of_user, line_of_user
+from mpidist.launcher.hang.causes import (
+    OF_STRATEGY,
+    Cause,
+    Situation,
+    activity_text,
+    find_cause,
+)
 from mpidist.launcher.hang.facts import Frame, Rank, Stack, gather
 
 _MOST_PLACES = 12  # merged stacks in the text
@@ -24,13 +30,12 @@ _ADVICE = {
     "different_calls": "All ranks must make the same calls in the same order, with the same shape, "
     "dtype and root.",
     "ended": "Every rank must make the same calls: look for an early return, or fewer batches.",
-    "deadlock": "Change the order of the calls on one rank, or use isend and irecv.",
     "unmatched_message": "Give the send and the receive the same tag, and each the rank of the "
     "other.",
     "computing": "The code may be slow, or an endless loop: ask again, and compare the lines.",
     "sleeping": "The code may wait for an event that never comes: ask again, and compare the "
     "lines.",
-    "lock": "The lines of the other threads are below.",
+    "thread": "Make the thread a daemon, or end it before the end of the script.",
     "debugger": "Continue in the debugger, or end it.",
     "socket": "Look at the process at the other end of the connection.",
     "child": "Look at the child process with py-spy or ps.",
@@ -104,7 +109,7 @@ class Report:
         lines = [*textwrap.wrap(self.text, _COLUMNS), ""]
         lines += [f"  {line}" for line in self.evidence if line not in self.text][:_MOST_PLACES]
         for place in self.places[:_MOST_PLACES]:
-            doing = place.doing.removeprefix("waits in ")
+            doing = place.doing.removeprefix("waits in ").removeprefix("is ")
             lines.append(f"  {place.names}: {doing}")
             shown = list(filter(is_of_user, place.frames))
             lines += [f"      {frame} in {frame.function}" for frame in shown[1:_MOST_FRAMES]]
@@ -123,14 +128,13 @@ def report_on(folder: Path) -> Report:
     """
     situation = Situation(gather(folder))
     cause = find_cause(situation)
-    ranks = situation.facts.ranks
     return Report(
         folder,
         cause,
         _paragraph(situation, cause),
         tuple(dict.fromkeys(map(_sentence, (*cause.detail, *_unended(situation, cause))))),
         tuple(_places(situation)),
-        tuple(_unanswered(ranks, is_over=situation.facts.is_over)),
+        tuple(_unanswered(situation)),
         max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
     )
 
@@ -139,6 +143,8 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
     """Return the cause in one paragraph."""
     if cause.verdict == "ended":
         over = "The job has ended." if situation.facts.is_over else "The job is ending."
+        if situation.facts.ended_meanwhile:
+            over = "The job ended while it was asked."
         return " ".join([over, *map(_sentence, cause.detail)])
     if cause.verdict == "moving":
         moving = _names(sorted(situation.moving))
@@ -166,10 +172,79 @@ def _paragraph(situation: Situation, cause: Cause) -> str:
         parts += _sentences(situation, cause.ranks)
     if cause.detail:
         parts.append(_sentence(cause.detail[0]))
-    advice = _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+    advice = _advice(situation, cause)
     if cause.verdict == "unknown" and cause.kind != "unknown":
         advice = f"If the lines are the same when you ask again: {advice[0].lower()}{advice[1:]}"
     return " ".join(part for part in (*parts, advice) if part)
+
+
+def _advice(situation: Situation, cause: Cause) -> str:
+    """Return the next step of the user, in one or a few sentences."""
+    if cause.kind == "deadlock":
+        return _advice_on_cycle(situation, cause)
+    if cause.kind == "lock":
+        texts = dict.fromkeys(_behind_lock(situation.facts.ranks[rank]) for rank in cause.ranks)
+        return " ".join(list(texts)[:_MOST_NAMES])
+    if cause.kind == "waiting" and cause.verdict == "slow":
+        return "The function may be slow, or hang: ask again, and compare the elements."
+    if cause.kind == "file":
+        return " ".join(list(dict.fromkeys(_holders(situation, cause.ranks)))[:_MOST_NAMES])
+    return _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+
+
+def _advice_on_cycle(situation: Situation, cause: Cause) -> str:
+    """Return the advice on ranks that wait for each other."""
+    waits = [wait for rank in cause.ranks for wait in situation.blocked.get(rank, [])]
+    if any(OF_STRATEGY in wait.wait.what for wait in waits):
+        return (
+            "A worker that makes no more steps must call finish() of its strategy before it waits "
+            "for other workers."
+        )
+    if waits and all(wait.entry is not None and wait.entry.sequence for wait in waits):
+        return "Use the groups in the same order on all ranks."
+    return "Change the order of the calls on one rank, or use isend and irecv."
+
+
+def _behind_lock(rank: Rank) -> str:
+    """Return the threads and child processes for which a rank may wait, in words."""
+    texts = ["The lines of its other threads are below."]
+    if all(line_of_user(thread.stack) is None for thread in rank.other_threads):
+        texts = [
+            f"No other thread of {rank.name} runs code of the script: the thread that should fill "
+            "the queue, or release the lock, may have ended."
+        ]
+    if children := children_of(rank):
+        listed = ", ".join(children[:_MOST_NAMES]) + ", ..." * (len(children) > _MOST_NAMES)
+        texts.append(
+            f"Look at its child processes with py-spy or ps: {listed}. If another one has died, "
+            "its result never comes."
+        )
+    else:
+        texts.append("It has no child processes.")
+    return " ".join(texts)
+
+
+def _holders(situation: Situation, ranks: Iterable[int]) -> Iterable[str]:
+    """Yield the holder of each lock of a file for which some ranks wait, in words."""
+    looks = [rank.look for rank in situation.facts.ranks if rank.look is not None]
+    for rank in ranks:
+        own = situation.facts.ranks[rank].look
+        if own is None or not own["lock"]:
+            continue
+        holder = own["lock"]["holder"]
+        if not holder:
+            yield "No process of its host has the lock: run lslocks on the other hosts."
+            continue
+        of_ranks = [
+            other["rank"]
+            for other in looks
+            if other["host"] == own["host"]
+            and (other["pid"] == holder or str(holder) in other["children"])
+        ]
+        process = f"process {holder} on {own['host']}"
+        if of_ranks:
+            process = f"{situation.facts.ranks[of_ranks[0]].name} ({process})"
+        yield f"{_upper(process)} has the lock."
 
 
 def _sentences(situation: Situation, ranks: Iterable[int]) -> list[str]:
@@ -241,10 +316,11 @@ def _threads(situation: Situation, rank: Rank) -> list[Place]:
     if situation.activities[rank.rank].kind != "lock":
         return []
     found = []
-    for stack in rank.other_threads:
-        frame = line_of_user(stack)
+    for thread in rank.other_threads:
+        frame = line_of_user(thread.stack)
         if frame is not None:
-            found.append(Place((rank.rank,), rank.name, f"another thread is at {frame}", stack))
+            name = f"thread {thread.name!r}" if thread.name else "another thread"
+            found.append(Place((rank.rank,), rank.name, f"{name} is at {frame}", thread.stack))
     return found
 
 
@@ -261,16 +337,18 @@ def _unended(situation: Situation, cause: Cause) -> list[str]:
     return lines[:_MOST_UNENDED]
 
 
-def _unanswered(ranks: Sequence[Rank], *, is_over: bool) -> list[str]:
+def _unanswered(situation: Situation) -> list[str]:
     """Return the missing facts."""
-    if is_over:
+    if situation.facts.is_over:
         return ["The job is over, so there are no stacks."]
-    lines = []
+    ranks, lines = situation.facts.ranks, []
     silent = [rank.rank for rank in ranks if rank.look is None and rank.is_live]
-    if silent:
-        lines.append(
-            f"{_names(silent)} did not answer: the host may be down, or lack the run folder"
-        )
+    late = [rank for rank in silent if rank in situation.moving]
+    lost = [rank for rank in silent if rank not in late]
+    if late:
+        lines.append(f"{_names(late)} did not answer in time: the host may be busy.")
+    if lost and not situation.facts.is_ending:
+        lines.append(f"{_names(lost)} did not answer: the host may be down, or lack the run folder")
     mute = [
         rank.rank
         for rank in ranks
