@@ -480,6 +480,7 @@ class ParameterServerStrategy(Strategy):
 
         Example:
             >>> import tempfile
+            >>> import numpy as np
             >>> from strategy import ParameterServerStrategy, get_variable, optimizers
             >>> strategy, folder = ParameterServerStrategy(), tempfile.mkdtemp()
             >>> with strategy.scope():
@@ -487,7 +488,7 @@ class ParameterServerStrategy(Strategy):
             >>> optimizer = optimizers.SGD(0.5)
             >>> with strategy.checkpoints(folder, every=10) as checkpoints:
             ...     for step in range(checkpoints.restore(), 20):
-            ...         work = optimizer.apply_gradients([([-1.0, -1.0], w)])
+            ...         work = optimizer.apply_gradients([(-np.ones(2, "float32"), w)])
             ...         checkpoints.step()
             >>> w.numpy()
             array([10., 10.], dtype=float32)

@@ -61,7 +61,7 @@ class Checkpoints(CheckpointManager):
         >>> import tempfile
         >>> import numpy as np
         >>> import mpidist as dist
-        >>> dist.init_process_group()
+        >>> group = dist.init_process_group()
         >>> weights, folder = np.zeros(3), tempfile.mkdtemp()
         >>> with dist.Checkpoints(folder, {"weights": weights}, every=10) as checkpoints:
         ...     for step in range(checkpoints.restore(), 25):

@@ -244,18 +244,19 @@ def in_words(signature: Signature, group: GroupInfo) -> str:
     return f"{name}({', '.join(words)})"
 
 
-def split_counts(array: Array, most: int = LARGEST_COUNT) -> list[Array]:
+def split_counts(array: Array, most: int | None = None) -> list[Array]:
     """Return a contiguous array as several, each within ``most`` elements.
 
     The default is the largest count of every MPI.
     """
+    most = LARGEST_COUNT if most is None else most
     if array.size <= most:
         return [array]
     array, length = array.reshape(-1), min(most, _SEGMENT_COUNT)
     return [array[start : start + length] for start in range(0, array.size, length)]
 
 
-def split_op(op: Op, most: int = LARGEST_COUNT) -> list[Op]:
+def split_op(op: Op, most: int | None = None) -> list[Op]:
     """Return an Op as several, each within ``most`` elements.
 
     The arrays of elementwise operations are sliced. Each rank of reduce_scatter receives a part of
@@ -271,7 +272,7 @@ def split_op(op: Op, most: int = LARGEST_COUNT) -> list[Op]:
     Raises:
         ValueError: A ragged operation, or one between neighbours, exceeds the counts.
     """
-    size = op.count()
+    size, most = op.count(), LARGEST_COUNT if most is None else most
     if size <= most:
         return [op]
     if op.recv_counts or op.name in _NEIGHBORS:

@@ -87,6 +87,7 @@ def run_job(
     awaits_manager: bool,
     reporter: Reporter,
     timeout_s: float | None,
+    deadline: float,
     standard_input: socket.socket | None,
     passed_on: Sequence[int],
 ) -> Result:
@@ -104,7 +105,8 @@ def run_job(
         awaits_manager: Whether SIGUSR1 waits until ``saves`` returns True. Before, it would kill a
             rank that has no handler yet.
         reporter: Reports why the job hangs: on SIGQUIT, at the time limit, and after a long wait.
-        timeout_s: Limit of the whole job; None for no limit.
+        timeout_s: Limit of the whole job, also of its earlier attempts; None for no limit.
+        deadline: Time at which it has passed, as of ``time.monotonic()``.
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
     """
@@ -114,7 +116,6 @@ def run_job(
         die_with_parent()
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay ours when their own parents end
-    started = time.monotonic()
     # In a session of its own, the launcher does not get Ctrl-C from the terminal: only this command
     # does. Launchers read all the input they can get, also that of a shell loop around us.
     launcher = subprocess.Popen(
@@ -160,9 +161,9 @@ def run_job(
             elif due:
                 pass
             elif timed_out and timeout_s is not None:
-                if not reporter.is_running or now - started > timeout_s + _REPORT_S:
+                if not reporter.is_running or now > deadline + _REPORT_S:
                     due = _steps(signal.SIGTERM, now)
-            elif timeout_s is not None and now - started > timeout_s:
+            elif timeout_s is not None and now > deadline:
                 timed_out, had_failed = True, failed()
                 reporter.start(f"the job has run for {timeout_s:g} s (--timeout):")
             elif not over_at:

@@ -197,7 +197,8 @@ def _attempt(
             saves=lambda: bool(read_record(folder, "manager")),
             awaits_manager=namespace.restarts > 0,
             reporter=Reporter(folder),
-            timeout_s=None if deadline == math.inf else deadline - time.monotonic(),
+            timeout_s=namespace.timeout,
+            deadline=deadline,
             standard_input=standard_input,
             passed_on=launcher.vendor.passed_on,
         )
