@@ -4,8 +4,8 @@
 
 The variables and their momentum slots have the given size together. A step computes for some
 milliseconds and pushes to a small variable. "save" is the time of ``strategy.save``. "held up" is
-the time by which a step that begins a checkpoint, and the step after it, whose push waits for the
-copy, take longer than two other steps. "all steps" is the same for all steps until the checkpoint
+the time of ``checkpoints.save()`` and of the next step, whose push waits for the copy, less the
+time of a step alone. "all steps" is the same for all steps until the checkpoint
 is complete: the writing takes a share of the cores. Times are medians in milliseconds. "share" is
 "held up" over "save", in percent. The sides take turns.
 """

@@ -24,13 +24,13 @@ import argparse
 import logging
 import math
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _checkpoints import remove_checkpoints
 from _digits import load_digits
 from _digits_report import Reporter
 from numpy.typing import NDArray
@@ -133,7 +133,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         weights = make_weights(args)
     folder = args.output_dir / "checkpoints"
     if args.anew and strategy.is_chief:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_checkpoints(folder)
     name = [f"digits-{secrets.token_hex(8)}"]
     if strategy.num_workers > 1:
         server.job_group("worker").broadcast_object_list(name)

@@ -13,11 +13,11 @@ held-out images. After any end of the job, the next run continues at the last ch
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+from _checkpoints import remove_checkpoints
 from _digits import load_digits
 
 import mpidist
@@ -77,7 +77,7 @@ def train(args: argparse.Namespace, strategy: ParameterServerStrategy) -> None:
     steps = max(len(digits) // args.batch_size // strategy.num_workers, 1)  # of an epoch
     folder = args.output_dir / "checkpoints"
     if args.anew and strategy.is_chief:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_checkpoints(folder)
     with strategy.checkpoints(folder, every=args.checkpoint_every) as checkpoints:
         for step in range(checkpoints.restore(), args.epochs * steps):
             epoch, number = divmod(step, steps)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _checkpoints import remove_checkpoints
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
@@ -110,7 +110,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver) -> None:
     batches = Batches(args, vocabulary, own, strategy.worker_index)
     folder = args.output_dir / "checkpoints"
     if args.anew and strategy.is_chief:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_checkpoints(folder)
     optimizer = optimizers.Adagrad(args.learning_rate)
     losses: list[float] = []
     shown = strategy.is_chief and not args.quiet

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpidist import ClusterSpec, Server, errors, launched
 from mpidist.checkpoints import folder
-from mpidist.checkpoints.manager import Stateful
+from mpidist.checkpoints.manager import Pace, Stateful
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from strategy.base import Strategy, current_strategy
 from strategy.checkpoints.lock import checkpoint_lock_of
@@ -454,12 +454,14 @@ class ParameterServerStrategy(Strategy):
         All workers call ``restore()`` of the manager once, ``step()`` after each of their steps,
         and ``close()`` at the end. When a checkpoint is due, the workers wait for each other, and
         until the ps tasks have copied the variables. The ps tasks write the copies while the
-        training goes on. So a checkpoint has the same number of steps of each worker.
+        training goes on. So such a checkpoint has the same number of steps of each worker.
 
-        After SIGUSR1, as a batch system sends it before the time limit, the workers save after the
-        step, and the job ends with status 75. ``mpidist run --restarts`` starts a job again that
-        has failed. In mode ``"sync"`` the training then has the same result, bit by bit, as one
-        that was not interrupted.
+        After SIGUSR1, as a batch system sends it before the time limit, the workers save, and the
+        job ends with status 75. In mode ``"async"`` they first continue to the step of the fastest
+        worker. In mode ``"ssp"``, and with backup workers, each stops after its own step.
+        ``mpidist run --restarts`` starts a job again that has failed. In mode ``"sync"`` without
+        backup workers and top-k compression, the training has the same result, bit by bit, as one
+        that was not interrupted, if ``extra`` and ``own`` have the states of the data.
 
         Args:
             directory: Folder of all checkpoints; see :meth:`save`.
@@ -505,9 +507,10 @@ class ParameterServerStrategy(Strategy):
             workers_of(self._host.cluster_spec),
             f"checkpoints {self._groups_made} of strategy {self.name!r}",
         )
+        pace = {"sync": Pace.BOUNDED if backups else Pace.LOCKSTEP, "async": Pace.FREE}
         return StrategyCheckpoints(
             self, self._checkpoints, self._checkpoint_lock, os.fspath(directory), every, keep,
-            extra, own, group, lockstep=name == "sync" and not backups,
+            extra, own, group, pace.get(name, Pace.BOUNDED),
         )  # fmt: skip
 
     @staticmethod

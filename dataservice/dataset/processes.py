@@ -29,7 +29,9 @@ from mpidist.errors import UnavailableError
 
 # Ctrl-C in a terminal reaches all its processes; a helper ends with the process that reads from it.
 _MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    # Launchers send both to the whole process group. SIGUSR1 tells the rank to save.
+    "import signal; [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, "
+    "signal.SIGUSR1)]; "
     "from dataservice.dataset.processes import main; main()"
 )
 # The variables by which a launcher tells a process that it is a rank begin so.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpidist.buffers.host_view import host_view
 from mpidist.checkpoints import folder
-from mpidist.checkpoints.manager import CheckpointManager, Stateful
+from mpidist.checkpoints.manager import CheckpointManager, Pace, Stateful
 from mpidist.checkpoints.tensor_file import read_header, read_tensor, stored_name, write_tensors
 from mpidist.collectives.default import group_or_default
 from mpidist.errors import DataLossError, InvalidArgumentError, NotFoundError
@@ -45,8 +45,8 @@ class Checkpoints(CheckpointManager):
             all batches, or over a data service with a fixed order, or any object with
             ``get_state() -> bytes`` and ``set_state(bytes)``. The state of rank 0 is saved, and
             restored on all ranks.
-        own: Objects with a state of each rank, such as a random generator. Such a checkpoint can be
-            restored only by as many ranks.
+        own: Objects with a state of each rank, such as one that wraps a random generator.
+            ``get_state`` returns bytes. Such a checkpoint can be restored only by as many ranks.
         rule: Returns the array of this rank if the checkpoint was written by another number of
             ranks. Its arguments are the name and the arrays of all ranks of that time. ``"first"``
             takes the array of rank 0, for arrays that are equal on all ranks. By default such a
@@ -98,7 +98,8 @@ class Checkpoints(CheckpointManager):
         assert ranks is not None
         assert written is not None
         self._written = written
-        super().__init__(os.fspath(directory), every, keep, extra, own, ranks, lockstep=True)
+        super().__init__(os.fspath(directory), every, keep, extra, own, ranks, Pace.LOCKSTEP)
+        self._own_groups.append(written)
         self._arrays = dict(arrays)
         self._rule = rule
         self._size = ranks.size()
@@ -153,7 +154,8 @@ class Checkpoints(CheckpointManager):
             found = {name: self._rule(name, [part[name] for part in parts]) for name in parts[0]}
         for name, array in self._arrays.items():
             view = host_view(array, read=False)
-            if found[name].shape != view.shape or found[name].dtype != view.dtype:
+            same = found[name].dtype == view.dtype.newbyteorder("=")
+            if not same or found[name].shape != view.shape:
                 raise InvalidArgumentError(
                     f"the array {name!r} is {_shape(found[name])} in the checkpoint {path!r}, and "
                     f"{_shape(view)} here"
@@ -190,5 +192,6 @@ def _read(path: str, names: Mapping[str, Any]) -> dict[str, Array]:
 
 def _unreadable(path: str, why: object) -> DataLossError:
     return DataLossError(
-        f"the file {path!r} of a checkpoint cannot be read ({why}); restore an older one"
+        f"the file {path!r} of a checkpoint cannot be read ({why}); remove this checkpoint to "
+        "restore the one before"
     )

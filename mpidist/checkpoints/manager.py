@@ -4,19 +4,21 @@ Every rank of a training makes the same calls on its manager. They meet to save:
 number of steps and the states of its iterators to rank 0, which writes the checkpoint. The arrays
 are copied while the ranks wait, and written by a thread while they train.
 
-Signals reach ranks at different steps. Where ranks wait for each other in every step, one may enter
-the next step while another one wants to save. So such ranks compare a flag in every step.
+Signals reach ranks at different steps; see :class:`Pace`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
@@ -34,7 +36,21 @@ logger = logging.getLogger(__name__)
 
 STOP_STATUS = 75
 """Exit status of a job that has saved after a signal: EX_TEMPFAIL of sysexits.h, "try again"."""
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class Pace(Enum):
+    """When a rank waits for others in its steps.
+
+    A signal to stop reaches the ranks at different steps.
+    """
+
+    LOCKSTEP = "in every step"
+    """One rank may enter the next step while another one wants to save. So the ranks compare a flag
+    in every step."""
+    BOUNDED = "in some steps"
+    """A rank leaves the training before it saves, and others do not wait for it any more."""
+    FREE = "never"
+    """The ranks continue to the step of the fastest rank, and then save."""
 
 
 class SavedAndStopped(SystemExit):
@@ -80,12 +96,15 @@ class _Decision:
         problem: Why the save has failed; empty if it has not.
         stop: The signal after which the job stops, or 0.
         ended: Whether no rank makes more steps.
+        until: Step at which the ranks save before the job stops, if some have not reached it; else
+            0.
     """
 
     paths: list[str]
     problem: str
     stop: int
     ended: bool
+    until: int = 0
 
 
 class CheckpointManager(ABC):
@@ -98,8 +117,8 @@ class CheckpointManager(ABC):
         keep: Number of checkpoints to keep, at least 1.
         extra: Objects with a state that holds for all ranks, by name of the file.
         own: Objects with a state of each rank, by name of the files.
-        group: The ranks of the training; None for this process alone.
-        lockstep: Whether a rank waits for the others in every step.
+        group: The ranks of the training; None for this process alone. The manager frees it.
+        pace: When a rank waits for others in its steps.
 
     Raises:
         ValueError: ``every`` or ``keep`` is less than 1, or a name of a file is not valid or given
@@ -116,27 +135,30 @@ class CheckpointManager(ABC):
         extra: Mapping[str, Stateful] | None,
         own: Mapping[str, Stateful] | None,
         group: ProcessGroup | None,
-        *,
-        lockstep: bool,
+        pace: Pace,
     ) -> None:
         if every is not None and every < 1:
             raise ValueError(f"every must be at least 1 step, not {every!r}")
-        self._directory = directory
+        self._directory = os.path.abspath(directory)
         self._every = every
         self._keep = keep
         self._extra, self._own = dict(extra or {}), dict(own or {})
         if both := self._extra.keys() & self._own.keys():
             raise ValueError(f"{min(both)!r} is in extra and in own; give it once")
         folder.Writing(directory, 0, 0, keep, [*self._extra, *self._own])  # checks the arguments
+        self._own_groups = [] if group is None else [group]  # freed by close()
         self._group = None if group is None or group.size() == 1 else group
         self._rank = 0 if group is None else group.rank()
-        self._lockstep = lockstep and self._group is not None
+        self._pace = Pace.BOUNDED if self._group is None else pace
         self._flags = np.zeros(3, np.int32)
         self._stop = 0
         self._writer: threading.Thread | None = None
         self._problem = ""
         self._path: str | None = None
+        self._stopped_by = 0
         self._steps = 0
+        self._lead = 0  # steps before the slowest rank at the start
+        self._until = 0
         self._closed = False
         self._handlers: dict[int, Any] | None = None  # the previous handlers of signals
 
@@ -177,6 +199,7 @@ class CheckpointManager(ABC):
         if problem is not None:
             raise problem
         self._steps = steps[self._rank % len(steps)]
+        self._lead = self._steps - min(steps)
         for name, stateful in (self._extra | self._own).items():
             stateful.set_state(states[name][self._rank % len(states[name])])
         self._path = path
@@ -196,19 +219,23 @@ class CheckpointManager(ABC):
         if self._handlers is None:
             self._begin_steps()
         self._steps += 1
-        due = self._every is not None and self._steps % self._every == 0
+        due = self._every is not None and (self._steps - self._lead) % self._every == 0
         stop, due, _ = self._agree(due=due, ended=False)
-        if stop and not self._lockstep:
-            self._end_steps()  # a rank that has not got the signal yet must not wait for this one
-        if stop or due:
+        if stop and self._pace is Pace.BOUNDED:
+            self._end_steps()
+        if self._steps == self._until or (not self._until and (stop or due)):
             self._meet(ended=False)
 
     def save(self) -> None:
         """Collective. Begin a checkpoint, whether or not it is due.
 
         If it cannot be written, a warning is logged, and the training goes on.
+
+        Raises:
+            SavedAndStopped: See :meth:`step`.
+            FailedPreconditionError: The manager was closed.
         """
-        if self._lockstep:
+        if self._pace is Pace.LOCKSTEP:
             self._agree(due=True, ended=False)
         self._meet(ended=False)
 
@@ -216,9 +243,11 @@ class CheckpointManager(ABC):
         """Collective. Save the end of the training, and wait until the checkpoint is complete.
 
         Ranks may end at different steps: the call returns when all ranks have called it. Until then
-        this rank takes part in the checkpoints of the others. A second call does nothing.
+        this rank takes part in the checkpoints of the others. A strategy is finished, and makes no
+        more steps. A second call does nothing.
 
         Raises:
+            SavedAndStopped: A signal has told the job to stop before all ranks have ended.
             FailedPreconditionError: The checkpoint could not be written.
         """
         if self._closed:
@@ -226,11 +255,16 @@ class CheckpointManager(ABC):
         self._end_steps()
         while True:
             stop, due, going = self._agree(due=False, ended=True)
-            if self._lockstep and going and not stop and not due:
+            if self._pace is Pace.LOCKSTEP and going and not stop and not due:
                 continue
             if self._meet(ended=True):
                 break
         self._release()
+        if signal.SIGUSR1 in (self._handlers or {}) and signal.getsignal(signal.SIGUSR1) == 0:
+            # The job may get it while it evaluates. There is nothing to save any more.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for group in self._own_groups:
+            group.free()
 
     def __enter__(self) -> Self:
         self._begin_steps()
@@ -294,11 +328,13 @@ class CheckpointManager(ABC):
     def _begin_steps(self) -> None:
         """Handle the signals that tell the job to stop, from now on."""
         self._handlers = {}
-        if config.hooks and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._handlers[number] = signal.signal(number, self._note_signal)
-        if self._rank == 0:
-            write_manager(self._steps, self._path, 0)
+        if not config.hooks or threading.current_thread() is not threading.main_thread():
+            return
+        # mpidist run sends SIGUSR1. Launchers send SIGTERM to end ranks after a failure.
+        numbers = (signal.SIGUSR1,) if config.run_dir else (signal.SIGUSR1, signal.SIGTERM)
+        for number in numbers:
+            self._handlers[number] = signal.signal(number, self._note_signal)
+        self._record()
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop = number
@@ -306,9 +342,17 @@ class CheckpointManager(ABC):
         if callable(previous):
             previous(number, frame)
 
+    def _record(self, stopped_by: int = 0) -> None:
+        """Tell ``mpidist run`` that this rank saves after SIGUSR1, or that the job has saved."""
+        members = 1 if self._group is None else self._group.size()
+        ready = members if self._handlers and not self._closed else 0
+        write_manager(self._rank, ready, self._steps, self._path, stopped_by)
+
     def _release(self) -> None:
         """Restore the handlers of signals."""
         self._closed = True
+        if self._handlers:
+            self._record(self._stopped_by)
         for number, handler in (self._handlers or {}).items():
             if signal.getsignal(number) == self._note_signal:
                 signal.signal(number, handler)
@@ -318,7 +362,7 @@ class CheckpointManager(ABC):
 
         Collective if the ranks work in lockstep; else the values of this rank.
         """
-        if not self._lockstep:
+        if self._pace is not Pace.LOCKSTEP:
             return self._stop, due, not ended
         assert self._group is not None
         self._flags[:] = self._stop, due, not ended
@@ -331,7 +375,7 @@ class CheckpointManager(ABC):
             raise FailedPreconditionError("the manager of checkpoints was closed; make a new one")
         self._settle()
         self._join()
-        states = {name: stateful.get_state() for name, stateful in self._own.items()}
+        states = _states_of(self._own)
         reports = self._gather(_Report(self._steps, states, self._stop, ended))
         writing, write = None, _nothing
         if self._rank == 0:
@@ -339,8 +383,15 @@ class CheckpointManager(ABC):
         else:
             decision = None
         told: _Decision = self._tell(decision)
+        if told.until:
+            self._until = told.until
+            # Ranks at this step, and ranks that have ended, wait for the others.
+            return self._meet(ended=ended) if ended or self._steps == told.until else False
         if self._rank and told.paths:
-            write = self._copy_arrays(told.paths)
+            try:
+                write = self._copy_arrays(told.paths)
+            except Error as error:
+                write = partial(_fail, error)  # rank 0 learns it from the writing thread
         if told.paths:
             self._writer = threading.Thread(
                 target=self._finish, args=(writing, write), name="mpidist-checkpoint", daemon=True
@@ -354,7 +405,13 @@ class CheckpointManager(ABC):
         """Return the steps and states of all ranks, and the reason why they do not fit."""
         index, size = folder.index_of(path), 1 if self._group is None else self._group.size()
         ranks = folder.fact(index, "ranks") or 1
-        steps: list[int] = folder.fact(index, "steps") or [int(folder.fact(index, "step") or 0)]
+        steps: list[int] | None = folder.fact(index, "steps")
+        if steps is None:
+            steps = [int(folder.fact(index, "step") or 0)]
+            logger.warning(
+                "save() has written the checkpoint %s, not a manager: its global step, %d, is "
+                "taken for the number of steps of each rank", path, steps[0],
+            )  # fmt: skip
         states: dict[str, list[bytes]] = {}
         try:
             for name in self._extra:
@@ -363,17 +420,19 @@ class CheckpointManager(ABC):
                 files = [Path(path, file) for file in _file_names(name, ranks)]
                 states[name] = [file.read_bytes() for file in files]
         except OSError as error:
-            text = f"the checkpoint {path!r} has no state of {name!r} ({error.strerror})"
-            return [], {}, NotFoundError(f"{text}: leave the state out, or start anew elsewhere")
-        counted = {"the numbers of steps": len(steps)}
-        counted |= {f"the states of {name!r}": ranks for name in self._own}
-        for what, count in counted.items():
-            if count not in (1, size):
-                problem = InvalidArgumentError(
-                    f"{what} in the checkpoint {path!r} belong to {count} ranks, and this training "
-                    f"has {size}: start it with {count}"
-                )
-                return [], {}, problem
+            missing = NotFoundError(
+                f"the checkpoint {path!r} has no state of {name!r} ({error.strerror}): leave it "
+                "out of extra or own, or give another folder"
+            )
+            return [], {}, missing
+        problem = ""
+        if len(steps) not in (1, size):
+            problem = f"the {ranks} ranks of checkpoint {path!r} made different numbers of steps"
+        elif self._own and ranks != size:
+            problem = f"the states {[*self._own]} in checkpoint {path!r} belong to {ranks} ranks"
+        if problem:
+            text = f"{problem}, and this training has {size}: start it with {ranks}"
+            return [], {}, InvalidArgumentError(text)
         return steps, states, None
 
     def _gather(self, report: _Report) -> list[_Report]:
@@ -398,7 +457,10 @@ class CheckpointManager(ABC):
         """Begin a checkpoint on rank 0, and copy the arrays of rank 0."""
         stop = max(report.stop for report in reports)
         ended = all(report.ended for report in reports)
-        files = {name: stateful.get_state() for name, stateful in self._extra.items()}
+        running = [report.steps for report in reports if not report.ended] or [0]
+        if stop and self._pace is Pace.FREE and min(running) < max(running):
+            return None, _nothing, _Decision([], "", stop, ended, max(running))
+        files = _states_of(self._extra)
         for name in self._own:
             states = [report.states[name] for report in reports]
             files |= zip(_file_names(name, len(states)), states, strict=True)
@@ -407,6 +469,11 @@ class CheckpointManager(ABC):
             self._parts_writer,
         )  # fmt: skip
         steps = [report.steps for report in reports]
+        if stop and self._extra and len(set(running)) > 1:
+            logger.warning(
+                "the ranks stop after different steps, %s, and the states %s hold for those of "
+                "rank 0: give them in own to lose and repeat no elements", steps, [*self._extra],
+            )  # fmt: skip
         writing.facts["steps"] = steps if len(set(steps)) > 1 else steps[:1]
         writing.facts["ranks"] = len(reports)
         try:
@@ -426,7 +493,7 @@ class CheckpointManager(ABC):
         problem = ""
         try:
             write()
-        except Error as error:
+        except Exception as error:
             problem = str(error)
         problems = self._gather_problems(problem)
         if writing is None:
@@ -435,13 +502,12 @@ class CheckpointManager(ABC):
             with ExitStack() as stack:
                 stack.push(writing)
                 if failed := next(filter(None, problems), ""):
-                    raise FailedPreconditionError(failed)
+                    _fail(FailedPreconditionError(failed))
                 writing.name_by(self._step_of(writing))
-        except Error as error:
+        except Exception as error:
             self._problem = str(error)
             return
         self._path = writing.path
-        write_manager(writing.step, writing.path, 0)
 
     def _join(self) -> None:
         """Wait until the last checkpoint is complete. Log a warning if it could not be written."""
@@ -460,13 +526,16 @@ class CheckpointManager(ABC):
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        problem, self._path = self._tell((self._problem or decision.problem, self._path))
+        problem = self._problem or decision.problem
+        stops = decision.stop if not problem and not decision.ended else 0
+        if self._rank == 0 and stops:
+            self._record(stops)  # before another rank can end the job
+        problem, self._path = self._tell((problem, self._path))
         if problem:
             self._release()
             raise FailedPreconditionError(problem)
         if decision.stop and not decision.ended:
-            if self._rank == 0:
-                write_manager(self._steps, self._path, decision.stop)
+            self._stopped_by = stops if self._rank == 0 else 0
             self._release()
             raise SavedAndStopped
 
@@ -474,6 +543,22 @@ class CheckpointManager(ABC):
 def _file_names(name: str, ranks: int) -> list[str]:
     """Return the names of the files with the states of all ranks."""
     return [f"{name}-{rank}" for rank in range(ranks)]
+
+
+def _states_of(objects: Mapping[str, Stateful]) -> dict[str, bytes]:
+    """Return the states of objects by name."""
+    states = {name: stateful.get_state() for name, stateful in objects.items()}
+    for name, state in states.items():
+        if not isinstance(state, bytes):
+            raise TypeError(
+                f"get_state() of {name!r} must return bytes, not {type(state).__name__}"
+            )
+    return states
+
+
+def _fail(error: Error) -> None:
+    """Raise an error."""
+    raise error
 
 
 def _nothing() -> None:

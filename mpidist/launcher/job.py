@@ -47,6 +47,7 @@ class Result:
         killed: Number of processes that had to be killed because they outlived the launcher, or
             because the launcher did not end.
         alive: Number of processes that still exist.
+        told_to_save: Whether SIGUSR1 has come, for ranks that save and then end the job.
     """
 
     status: int
@@ -55,6 +56,7 @@ class Result:
     had_failed: bool
     killed: int
     alive: int
+    told_to_save: bool = False
 
 
 @contextmanager
@@ -106,7 +108,7 @@ def run_job(
             rank that has no handler yet.
         reporter: Reports why the job hangs: on SIGQUIT, at the time limit, and after a long wait.
         timeout_s: Limit of the whole job, also of its earlier attempts; None for no limit.
-        deadline: Time at which it has passed, as of ``time.monotonic()``.
+        deadline: Time of that limit, as of ``time.monotonic()``.
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
     """
@@ -128,7 +130,7 @@ def run_job(
     if standard_input is not None:
         threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
     received, timed_out, had_failed, over_at = 0, False, False, 0.0
-    stops = False
+    told_to_save = stops = False
     due: list[tuple[float, int]] = []  # signals for the launcher; SIGKILL is for every process
     dropped: set[int] = set()
     try:
@@ -139,12 +141,12 @@ def run_job(
             now = time.monotonic()
             reporter.check_stall()
             if stops and saves():
-                stops = False
+                told_to_save = stops = False
                 launcher.send_signal(signal.SIGUSR1)
             if number == _ASK:
                 reporter.start("what the ranks do:")
             elif number == signal.SIGUSR1 and awaits_manager:
-                stops = True
+                told_to_save = stops = True
             elif number in _FOR_RANKS:
                 if number in passed_on:
                     launcher.send_signal(number)
@@ -187,7 +189,8 @@ def run_job(
     if status is None:
         status = -signal.SIGKILL
     status = status if status >= 0 else 128 - status
-    return Result(status, received, timed_out, had_failed, len(dropped | killed), alive)
+    killed |= dropped
+    return Result(status, received, timed_out, had_failed, len(killed), alive, told_to_save)
 
 
 def _steps(first: int, now: float) -> list[tuple[float, int]]:

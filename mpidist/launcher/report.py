@@ -11,7 +11,7 @@ from typing import Any
 from mpidist.launcher.hosts import without_address
 from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
-from mpidist.launcher.run_folder import Records, read_record, read_records
+from mpidist.launcher.run_folder import Records, read_records
 
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
@@ -58,8 +58,19 @@ def first_failure(folder: Path) -> dict[str, Any] | None:
 
 def stopped_by(folder: Path) -> int:
     """Return the signal after which the job has saved a checkpoint and stopped; 0 if it has not."""
-    number: int = read_record(folder, "manager").get("stopped_by", 0)
-    return number
+    stopped = _stopped(folder)
+    return 0 if stopped is None else int(stopped["stopped_by"])
+
+
+def saves_on_signal(folder: Path) -> bool:
+    """Return whether all ranks with a manager of checkpoints save when they get SIGUSR1."""
+    members: list[int] = [record["members"] for record in read_records(folder, "manager").values()]
+    return 0 < max(members, default=0) == sum(count > 0 for count in members)
+
+
+def _stopped(folder: Path) -> dict[str, Any] | None:
+    records = read_records(folder, "manager").values()
+    return next((record for record in records if record["stopped_by"]), None)
 
 
 def successful_ranks(folder: Path) -> list[int]:
@@ -115,11 +126,10 @@ def _reason(
     folder: Path, layout: Layout, result: Result, hosts: Sequence[str], timeout_s: float | None
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
-    if number := stopped_by(folder):
-        saved = read_record(folder, "manager")
+    if stopped := _stopped(folder):
         return STOP_STATUS, (
-            f"stopped by {describe_signal(number)} after step {saved['step']}, which is saved in "
-            f"{saved['path']}; the same command continues there"
+            f"stopped by {describe_signal(stopped['stopped_by'])} after step {stopped['step']}, "
+            f"which is saved in {stopped['path']}; the same command continues there"
         )
     ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
     if result.signal and not result.had_failed:

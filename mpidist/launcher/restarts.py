@@ -46,6 +46,7 @@ class Restarts:
         self._delay_s = delay_s
         self._used = 0
         self._best = -1
+        self._progress = False  # of the last attempt
         self.attempts: list[Attempt] = []
 
     def add(self, folder: Path, status: int, reason: str) -> None:
@@ -58,7 +59,8 @@ class Restarts:
         """
         step = read_record(folder, "checkpoint").get("step")
         self.attempts.append(Attempt(status, reason, step))
-        if step is not None and step > self._best:
+        self._progress = step is not None and step > self._best
+        if step is not None and self._progress:
             self._best, self._used = step, 0
 
     def may_go_on(self, folder: Path, result: Result) -> bool:
@@ -69,10 +71,11 @@ class Restarts:
             result: The end of the attempt.
         """
         last = self.attempts[-1]
-        ended = result.signal or result.timed_out or stopped_by(folder)
-        if not self._most or not last.status or ended or self._used >= self._most:
+        told = result.signal or result.timed_out or result.told_to_save or stopped_by(folder)
+        # Only a closed pipe, as of `| head`, is a failure without a reason.
+        if not last.status or not last.reason or told or self._used >= self._most:
             return False
-        self._used += last.step != self._best
+        self._used += not self._progress
         return True
 
     def announcement(self) -> str:
@@ -84,15 +87,16 @@ class Restarts:
             f"{self._used} of {self._most} restarts without progress)"
         )
 
-    def wait(self, signals: set[int]) -> int:
+    def wait(self, signals: set[int], deadline: float) -> int:
         """Wait before a restart. Return the signal that ended the wait, or 0.
 
         Args:
             signals: The signals that this command handles.
+            deadline: Time limit of the job, as of ``time.monotonic()``.
         """
         ending = signals & {signal.SIGINT, signal.SIGHUP, *_STOPPING}
-        deadline = time.monotonic() + self._delay_s
-        info = signal.sigtimedwait(ending, max(deadline - time.monotonic(), 0.0))
+        left_s = max(deadline - time.monotonic(), 0.0)
+        info = signal.sigtimedwait(ending, min(self._delay_s, left_s))
         return 0 if info is None else info.si_signo
 
     def summary(self) -> list[str]:

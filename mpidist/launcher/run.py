@@ -31,9 +31,9 @@ from mpidist.launcher.job import (
 )
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
 from mpidist.launcher.leftovers import no_shared_files, temporary_folder
-from mpidist.launcher.report import first_failure, report
+from mpidist.launcher.report import first_failure, report, saves_on_signal
 from mpidist.launcher.restarts import Restarts, interrupted
-from mpidist.launcher.run_folder import clear_records, read_record, read_records, write_end
+from mpidist.launcher.run_folder import clear_records, read_records, write_end
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
 from mpidist.runner import RUNNER_FILE
 
@@ -53,7 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the batch job around it, or on the hosts that are given.",
         epilog="Ranks are ordered by job: ps, worker, data, then the others as given. The exit "
         "status comes from the task that failed first: 128 + N if signal N killed it; 124 after "
-        "--timeout, 130 after Ctrl-C. Ctrl-\\ shows the line of each rank, and why the job hangs. "
+        "--timeout, 130 after Ctrl-C, 75 after a signal and a checkpoint. Ctrl-\\ shows the line "
+        "of each rank, and why the job hangs. "
         "--env MPIDIST_DEBUG=detail compares every collective between the ranks. "
         "--env MPIDIST_STALL_ABORT_S=60 ends a job in which a call waits for a minute.",
         allow_abbrev=False,
@@ -93,7 +94,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "completed no new checkpoint",
     )
     parser.add_argument(
-        "--restart-delay", type=float, default=0.0, metavar="S", help="wait S seconds before"
+        "--restart-delay",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="wait S seconds before each restart",
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
@@ -158,7 +163,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
             if not restarts.may_go_on(folder, result):
                 break
             _print([*lines, restarts.announcement()])
-            if number := restarts.wait(signals):
+            if number := restarts.wait(signals, deadline):
                 status, reason = interrupted(number)
                 restarts.add(folder, status, reason)
                 lines = [reason]
@@ -194,7 +199,7 @@ def _attempt(
             signals,
             failed=lambda: first_failure(folder) is not None,
             ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
-            saves=lambda: bool(read_record(folder, "manager")),
+            saves=lambda: saves_on_signal(folder),
             awaits_manager=namespace.restarts > 0,
             reporter=Reporter(folder),
             timeout_s=namespace.timeout,

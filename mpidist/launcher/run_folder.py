@@ -10,7 +10,7 @@ File                       Written by              When
 ``operations-<r>.ring``,   the runtime             each operation of a group; see
 ``operations-<r>.jsonl``                           :mod:`mpidist.recorder`
 ``checkpoint.json``        the runtime             a checkpoint is complete
-``manager.json``           the runtime             a manager of checkpoints saves, or stops
+``manager-<r>.json``       the runtime             a manager of checkpoints begins, or stops
 ``look.json``              a report on a hang      it begins
 ``look-<r>.json``          the wrapper             in a look: threads, children, stacks
 ``stacks-<r>.json``,       the runner              in a look: the stacks of its threads;
@@ -40,10 +40,11 @@ _FIELDS = {
     "exit": {"pid", "host", "signal", "exit_code", "terminated", "time"},
     "state": {"waits", "time"},
     "look": {"number"},
+    "manager": {"members", "step", "path", "stopped_by"},
 }
-_RECORD = re.compile(r"(rank|failure|exit|state|look)-(\d+)\.json")
+_RECORD = re.compile(r"(rank|failure|exit|state|look|manager)-(\d+)\.json")
 _OTHER = re.compile(
-    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|json|txt)|(job|look|stall|end|checkpoint|manager)\.json"
+    r"printed-[0-9a-f]{8}|(operations|stacks)-\d+\.(ring|jsonl|json|txt)|(job|look|stall|end|checkpoint)\.json"
 )
 
 
@@ -93,7 +94,7 @@ def read_records(folder: Path, kind: str, *, strict: bool = False) -> Records:
 
     Args:
         folder: The run folder. If it does not exist (any more), there are no records.
-        kind: ``rank``, ``failure``, ``state``, ``look`` or ``exit``.
+        kind: ``rank``, ``failure``, ``state``, ``look``, ``manager`` or ``exit``.
         strict: Raise an error for a file that cannot be read, and leave the check of the fields to
             the caller. By default a warning is printed once, and the file is ignored.
 

@@ -97,15 +97,18 @@ def write_checkpoint(step: int, path: str) -> None:
     _write("checkpoint.json", {"step": step, "path": path}, str(os.getpid()))
 
 
-def write_manager(step: int, path: str | None, stopped_by: int) -> None:
-    """Write ``manager.json``: this job saves when SIGUSR1 tells it to.
+def write_manager(rank: int, members: int, step: int, path: str | None, stopped_by: int) -> None:
+    """Write ``manager-<rank>.json``: whether this rank saves when it gets SIGUSR1.
 
     Args:
-        step: Steps in the last checkpoint.
+        rank: Rank among those that save together.
+        members: Number of these ranks; 0 if this rank handles the signal no more.
+        step: Number of steps of this rank.
         path: The last checkpoint, or None.
         stopped_by: The signal after which the job has saved and stops; 0 if it goes on.
     """
-    _write("manager.json", {"step": step, "path": path, "stopped_by": stopped_by})
+    facts = {"members": members, "step": step, "path": path, "stopped_by": stopped_by}
+    _write(f"manager-{rank}.json", facts)
 
 
 def _write(name: str, record: dict[str, Any], part: str = "new") -> None:

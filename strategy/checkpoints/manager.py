@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpidist.checkpoints.folder import Writing
-from mpidist.checkpoints.manager import CheckpointManager, Stateful
+from mpidist.checkpoints.manager import CheckpointManager, Pace, Stateful
 from strategy.checkpoints.lock import CheckpointLock
 from strategy.checkpoints.parts import step_in
 
@@ -29,7 +29,7 @@ class StrategyCheckpoints(CheckpointManager):
         extra: Objects with a state that holds for all workers, by name.
         own: Objects with a state of each worker, by name.
         group: The workers; None for one worker.
-        lockstep: Whether the workers wait for each other in every step.
+        pace: When a worker waits for others in its steps.
     """
 
     _parts_writer = "ps"
@@ -45,10 +45,9 @@ class StrategyCheckpoints(CheckpointManager):
         extra: Mapping[str, Stateful] | None,
         own: Mapping[str, Stateful] | None,
         group: ProcessGroup | None,
-        *,
-        lockstep: bool,
+        pace: Pace,
     ) -> None:
-        super().__init__(directory, every, keep, extra, own, group, lockstep=lockstep)
+        super().__init__(directory, every, keep, extra, own, group, pace)
         self._strategy = strategy
         self._client = client
         self._lock = lock

@@ -25,8 +25,8 @@ class PartState:
     """The variables and slots of a server.
 
     Attributes:
-        tensors: The arrays by name. They are those of the server, or copies.
-        metadata: Facts about them, as JSON by name.
+        tensors: The arrays of the server, or copies, by name.
+        metadata: Facts about the arrays, as JSON by name.
     """
 
     tensors: Mapping[str, Array]

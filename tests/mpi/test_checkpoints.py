@@ -69,7 +69,7 @@ def test_as_many_ranks_get_their_own_arrays_and_states(tmp_path):
     assert found == expected
     assert "written by 3 ranks, and there are 2" in read(tmp_path, 2)
     err = read(tmp_path, 2, rule="'first'", own='{"own": own}')
-    assert "the states of 'own' in the checkpoint" in err
+    assert "the states ['own'] in checkpoint" in err
     assert "belong to 3 ranks, and this training has 2" in err
 
 
