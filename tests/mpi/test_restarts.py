@@ -3,6 +3,9 @@
 import random
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -262,6 +265,27 @@ def test_workers_save_before_the_job_stops(tmp_path, arguments, every):
     if arguments == "mode='sync'":
         whole = run_job(tmp_path / "whole", layout, source(0))
         assert whole.out.split() == [result, "60"], whole.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_process_without_mpidist_run_saves_after_both_signals(tmp_path, number):
+    script = """
+    import os, signal, sys
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()
+    with dist.Checkpoints(sys.argv[1], {"a": np.zeros(1)}) as checkpoints:
+        checkpoints.step()
+        signal.raise_signal(int(sys.argv[2]))
+        assert os.listdir(sys.argv[1]) == []
+        checkpoints.step()
+    """
+    (tmp_path / "saved").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "saved"), str(number)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["step-2"]
 
 
 def test_a_second_signal_ends_the_job_at_once(tmp_path):
