@@ -18,6 +18,7 @@ sys.path.insert(0, {str(ROOT / "tests")!r})
 from _cases import stand_in_cupy
 sys.modules["cupy"] = stand_in_cupy
 sys.argv[0] = {SCRIPT!r}
+sys.path.insert(0, {str(ROOT / "scripts")!r})
 concatenate, calls = stand_in_cupy.concatenate, []
 stand_in_cupy.concatenate = lambda arrays: calls.append(0) or concatenate(arrays)
 runpy.run_path(sys.argv[0], run_name="__main__")
