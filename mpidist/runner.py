@@ -38,6 +38,8 @@ INTERRUPTED = "interrupted (Ctrl-C)"
 """The reason of a rank that ends by a KeyboardInterrupt."""
 INTERRUPTED_STATUS = 130
 """The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
+STOP_STATUS = 75
+"""Exit status of a job that has saved after a signal: EX_TEMPFAIL of sysexits.h, "try again"."""
 STACKS_SIGNAL = signal.SIGRTMAX - 4
 """Has a rank write the stacks of its threads to ``stacks-<rank>.txt`` by faulthandler."""
 _frames_lock = _thread.allocate_lock()

@@ -31,11 +31,9 @@ from mpidist.errors import Error, FailedPreconditionError, InvalidArgumentError,
 from mpidist.group import ProcessGroup
 from mpidist.mpi import waiting_for
 from mpidist.mpi.records import write_manager
+from mpidist.runner import STOP_STATUS
 
 logger = logging.getLogger(__name__)
-
-STOP_STATUS = 75
-"""Exit status of a job that has saved after a signal: EX_TEMPFAIL of sysexits.h, "try again"."""
 
 
 class Pace(Enum):
@@ -259,10 +257,7 @@ class CheckpointManager(ABC):
                 continue
             if self._meet(ended=True):
                 break
-        self._release()
-        if signal.SIGUSR1 in (self._handlers or {}) and signal.getsignal(signal.SIGUSR1) == 0:
-            # The job may get it while it evaluates. There is nothing to save any more.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        self._release(is_saved=True)
         for group in self._own_groups:
             group.free()
 
@@ -342,20 +337,27 @@ class CheckpointManager(ABC):
         if callable(previous):
             previous(number, frame)
 
-    def _record(self, stopped_by: int = 0) -> None:
+    def _record(self) -> None:
         """Tell ``mpidist run`` that this rank saves after SIGUSR1, or that the job has saved."""
         members = 1 if self._group is None else self._group.size()
         ready = members if self._handlers and not self._closed else 0
-        write_manager(self._rank, ready, self._steps, self._path, stopped_by)
+        write_manager(self._rank, ready, self._steps, self._path, self._stopped_by)
 
-    def _release(self) -> None:
-        """Restore the handlers of signals."""
+    def _release(self, *, is_saved: bool = False) -> None:
+        """Restore the handlers of signals.
+
+        Args:
+            is_saved: Whether the end of the training is saved. The job may still get SIGUSR1, for
+                example while it evaluates, and has nothing more to save. So the signal is ignored
+                if it had no handler.
+        """
         self._closed = True
         if self._handlers:
-            self._record(self._stopped_by)
+            self._record()
         for number, handler in (self._handlers or {}).items():
             if signal.getsignal(number) == self._note_signal:
-                signal.signal(number, handler)
+                ignores = is_saved and number == signal.SIGUSR1 and handler is signal.SIG_DFL
+                signal.signal(number, signal.SIG_IGN if ignores else handler)
 
     def _agree(self, *, due: bool, ended: bool) -> tuple[int, bool, bool]:
         """Return the signal, whether a save is due, and whether a rank still makes steps.
@@ -484,7 +486,7 @@ class CheckpointManager(ABC):
                 write = self._copy_arrays(writing.paths)
                 stack.pop_all()
         except Error as error:
-            self._problem = str(error)
+            self._problem = _text_of(error)
             return None, _nothing, _Decision([], self._problem, stop, ended)
         return writing, write, _Decision(writing.paths, "", stop, ended)
 
@@ -494,7 +496,7 @@ class CheckpointManager(ABC):
         try:
             write()
         except Exception as error:
-            problem = str(error)
+            problem = _text_of(error)
         problems = self._gather_problems(problem)
         if writing is None:
             return
@@ -505,38 +507,39 @@ class CheckpointManager(ABC):
                     _fail(FailedPreconditionError(failed))
                 writing.name_by(self._step_of(writing))
         except Exception as error:
-            self._problem = str(error)
+            self._problem = _text_of(error)
             return
         self._path = writing.path
 
     def _join(self) -> None:
         """Wait until the last checkpoint is complete. Log a warning if it could not be written."""
-        if self._writer is not None:
-            with waiting_for("the last checkpoint to be written"):
-                self._writer.join()
-            self._writer = None
+        self._wait_for_writer()
         if self._problem:
             logger.warning(
                 "a checkpoint could not be written, and the training goes on: %s", self._problem
             )
             self._problem = ""
 
+    def _wait_for_writer(self) -> None:
+        if self._writer is not None:
+            with waiting_for("the last checkpoint to be written"):
+                self._writer.join()
+            self._writer = None
+
     def _wait_for_last(self, decision: _Decision) -> None:
         """Wait for the checkpoint before the end of the job. Stop the job after a signal."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+        self._wait_for_writer()
+        stops = bool(decision.stop) and not decision.ended
         problem = self._problem or decision.problem
-        stops = decision.stop if not problem and not decision.ended else 0
-        if self._rank == 0 and stops:
-            self._record(stops)  # before another rank can end the job
+        if self._rank == 0 and stops and not problem:
+            self._stopped_by = decision.stop
+            self._record()  # before another rank can end the job
         problem, self._path = self._tell((problem, self._path))
         if problem:
             self._release()
             raise FailedPreconditionError(problem)
-        if decision.stop and not decision.ended:
-            self._stopped_by = stops if self._rank == 0 else 0
-            self._release()
+        if stops:
+            self._release(is_saved=True)
             raise SavedAndStopped
 
 
@@ -554,6 +557,11 @@ def _states_of(objects: Mapping[str, Stateful]) -> dict[str, bytes]:
                 f"get_state() of {name!r} must return bytes, not {type(state).__name__}"
             )
     return states
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error, which is not empty."""
+    return str(error) or repr(error)
 
 
 def _fail(error: Error) -> None:

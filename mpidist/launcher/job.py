@@ -112,21 +112,8 @@ def run_job(
         standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
     """
-
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        die_with_parent()
-
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay ours when their own parents end
-    # In a session of its own, the launcher does not get Ctrl-C from the terminal: only this command
-    # does. Launchers read all the input they can get, also that of a shell loop around us.
-    launcher = subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=prepare,
-    )
+    launcher = _start(command, environment, signals)
     if standard_input is not None:
         threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
     received, timed_out, had_failed, over_at = 0, False, False, 0.0
@@ -141,7 +128,7 @@ def run_job(
             now = time.monotonic()
             reporter.check_stall()
             if stops and saves():
-                told_to_save = stops = False
+                stops = False
                 launcher.send_signal(signal.SIGUSR1)
             if number == _ASK:
                 reporter.start("what the ranks do:")
@@ -191,6 +178,26 @@ def run_job(
     status = status if status >= 0 else 128 - status
     killed |= dropped
     return Result(status, received, timed_out, had_failed, len(killed), alive, told_to_save)
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], signals: set[int]
+) -> subprocess.Popen[bytes]:
+    """Start the launcher, with the signals unblocked."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        die_with_parent()
+
+    # In a session of its own, the launcher does not get Ctrl-C from the terminal: only this command
+    # does. Launchers read all the input they can get, also that of a shell loop around us.
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
 
 
 def _steps(first: int, now: float) -> list[tuple[float, int]]:

@@ -12,13 +12,12 @@ from mpidist.launcher.hosts import without_address
 from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
 from mpidist.launcher.run_folder import Records, read_records
+from mpidist.runner import STOP_STATUS
 
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
 _BARE_STATUS_DELAY_S = 1.0
 _TIMEOUT_STATUS = 124  # as timeout(1)
-STOP_STATUS = 75
-"""Exit status of a job that has saved after a signal, as in :mod:`mpidist.checkpoints`."""
 _MOST_WAITS = 8
 
 

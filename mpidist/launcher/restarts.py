@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist.launcher.job import Result
-from mpidist.launcher.report import STOP_STATUS, describe_signal, stopped_by
+from mpidist.launcher.report import describe_signal, stopped_by
 from mpidist.launcher.run_folder import read_record
+from mpidist.runner import STOP_STATUS
 
 # Signals after which the job can go on later, from its last checkpoint.
 _STOPPING = (signal.SIGUSR1, signal.SIGTERM)

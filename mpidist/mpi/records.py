@@ -101,8 +101,8 @@ def write_manager(rank: int, members: int, step: int, path: str | None, stopped_
     """Write ``manager-<rank>.json``: whether this rank saves when it gets SIGUSR1.
 
     Args:
-        rank: Rank among those that save together.
-        members: Number of these ranks; 0 if this rank handles the signal no more.
+        rank: Rank in the group whose members save together.
+        members: Size of this group; 0 if this rank no longer handles the signal.
         step: Number of steps of this rank.
         path: The last checkpoint, or None.
         stopped_by: The signal after which the job has saved and stops; 0 if it goes on.

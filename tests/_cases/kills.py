@@ -182,7 +182,9 @@ class Job:
             if path.suffix == ".safetensors":
                 for name, tensor in load_file(path).items():
                     found[path.name, name] = tensor.tobytes()
-            elif path.name != "index.json" and path.name != "data":
+            elif path.name == "data":  # the rest has the random name of the job's data
+                found[path.name] = path.read_bytes().partition(b" ")[0]
+            elif path.name != "index.json":
                 found[path.name] = path.read_bytes()
         return found
 

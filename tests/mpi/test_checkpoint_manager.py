@@ -2,12 +2,12 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
 
 import mpidist as dist
-from mpidist.checkpoints import manager
 from mpidist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -67,16 +67,29 @@ def test_saves_every_few_steps_and_at_the_end(tmp_path):
         checkpoints.save()
 
 
-def test_the_copy_is_that_of_the_step(tmp_path, monkeypatch):
-    a = np.zeros(3)
+def test_the_copy_is_that_of_the_step(tmp_path):
+    a = np.zeros(4 << 20)
     checkpoints = dist.Checkpoints(tmp_path, {"a": a})
     a[:] = 1
     checkpoints.save()
-    a[:] = 2  # the thread may not have written yet
-    checkpoints._join()
-    a[:] = 0
+    a[:] = 2  # the thread has not written all of the 32 MiB yet
+    deadline = time.monotonic() + 30
+    while checkpoints.path is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert dist.Checkpoints(tmp_path, {"a": a}).restore() == 0
-    assert a.tolist() == [1, 1, 1]
+    assert (a == 1).all()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")])
+def test_an_error_of_the_thread_leaves_no_checkpoint(tmp_path, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("mpidist.checkpoints.tensor_file._write", fail)
+    with pytest.raises(FailedPreconditionError, match=r"MemoryError|No space left"):
+        dist.Checkpoints(tmp_path, {"a": np.zeros(1)}).close()
+    assert names(tmp_path) == []
 
 
 def test_a_signal_saves_after_the_step_and_ends_the_process(tmp_path):
@@ -94,7 +107,7 @@ def test_a_signal_saves_after_the_step_and_ends_the_process(tmp_path):
         assert signal.getsignal(number) == own
     finally:
         signal.signal(number, before)
-    assert ended.value.code == manager.STOP_STATUS == 75
+    assert ended.value.code == 75
     assert noted == [number]
     assert names(tmp_path) == ["step-2"]
 

@@ -86,7 +86,7 @@ def test_a_rule_fits_the_arrays_to_another_number_of_ranks(tmp_path):
 
 
 def test_a_periodic_save_that_fails_is_a_warning_and_the_last_one_an_error(tmp_path):
-    """The folder of one rank becomes a file, as when a file system fails there."""
+    """The writes of rank 1 fail, as on a full disk."""
     script = (
         HEAD
         + """

@@ -267,6 +267,26 @@ def test_workers_save_before_the_job_stops(tmp_path, arguments, every):
         assert whole.out.split() == [result, "60"], whole.err
 
 
+def test_a_job_that_was_told_to_stop_and_fails_does_not_start_again(tmp_path):
+    script = arrays(pause_s=0.05).replace(
+        "    sums = np.zeros(3)",
+        """    sums = np.zeros(3)
+
+    class Broken:
+        def get_state(self):
+            raise ValueError("no state")
+""",
+    )
+    script = script.replace("every=10", "extra={'broken': Broken()}")
+    ended = run_job(
+        tmp_path, ["-n", "2", "--restarts", "3"], script.replace("checkpoints.restore()", "0"),
+        meddle=when_up(signal.SIGUSR1),
+    )  # fmt: skip
+    assert ended.status == 1, ended.err
+    (last,) = lines_of(ended)
+    assert "ValueError: no state" in last
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_process_without_mpidist_run_saves_after_both_signals(tmp_path, number):
     script = """

@@ -125,3 +125,18 @@ def test_an_error_keeps_the_arrays_of_begun_requests(world, timed):
         group.gather(np.full(PART, 2.0), None, 0, async_op=True).wait(LIMIT_S)
     kept = world.allgather(kept)[0]  # rank 0 makes progress until rank 2 has sent
     assert kept
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_large_reduce_is_made_of_pieces(world, group, dtype):
+    """Every element has its own sum, also at the ends of the pieces of 4 MiB."""
+    count = (9 << 20) // np.dtype(dtype).itemsize + 3
+    own = (np.arange(count) % 1009 * (world.rank + 1)).astype(dtype)
+    array = own.copy()
+    group.reduce(array, group_dst=1, async_op=True).wait(LIMIT_S)
+    if world.rank == 1:
+        total = sum(range(1, world.size + 1))
+        np.testing.assert_array_equal(array, np.arange(count, dtype="float64") % 1009 * total)
+    else:
+        np.testing.assert_array_equal(array, own)
