@@ -84,7 +84,7 @@ class Recorder:
 
     Attributes:
         ring: The mapped records.
-        slots: Counts the operations.
+        slots: Positions of the records, in bytes, again and again.
 
     Raises:
         OSError: The files cannot be made.
@@ -97,7 +97,7 @@ class Recorder:
         with open(f"{path}.ring", "w+b") as file:
             os.posix_fallocate(file.fileno(), 0, SLOTS * _SIZE)  # a full disk would be SIGBUS later
             self.ring = mmap.mmap(file.fileno(), SLOTS * _SIZE)
-        self.slots = itertools.count()
+        self.slots = itertools.cycle(range(0, SLOTS * _SIZE, _SIZE))
         self._numbers = itertools.count(1)
         # By code and position. The code object keeps its id from being used again.
         self._lines: dict[tuple[int, int], tuple[int, CodeType]] = {}
@@ -156,7 +156,7 @@ class GroupRecorder:
         call = self._calls.get(facts)
         if call is None:
             call = self._add_call(op, facts)
-        at = next(self._slots) % SLOTS * _SIZE
+        at = next(self._slots)
         _pack(self._ring, at, time(), 0.0, call, 0, op.sequence)
         op.slot = at = (at >> 3) + 1
         return at

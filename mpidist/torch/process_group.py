@@ -90,8 +90,9 @@ class MpidistProcessGroup(dist.ProcessGroup):
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, _reduction(opts))
             return MpidistWork(None, tensors)
-        work = self.group.all_reduce(_array(tensor), _reduction(opts), _is_async(opts))
-        return _handle(work, tensors, opts)
+        is_async = opts.asyncOp  # read once, because this is the operation that must be fastest
+        work = self.group.all_reduce(_array(tensor), _reduction(opts), is_async)
+        return MpidistWork(work, tensors) if is_async else None
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: mpidist.ReduceOp) -> None:
         """Collective. Add the sparse tensors of all members. The call returns after the result.
