@@ -126,21 +126,31 @@ def most_ranks_on_a_host(
     """
     if slots:
         return max(number for _, number in slots)
-    allocated = _allocated(environ)
+    allocated = [number or 1 for _, number in allocated_slots(environ)]
     if not allocated:
         return ranks
     return max(min(ranks, max(allocated)), -(-ranks // len(allocated)))
 
 
-def _allocated(environ: Mapping[str, str]) -> list[int]:
-    """Return the number of ranks for each host of the batch job around; [] without one."""
+def allocated_slots(environ: Mapping[str, str]) -> Slots:
+    """Return the hosts of the batch job around this process, each with its number of ranks.
+
+    Args:
+        environ: The environment of this process.
+
+    Returns:
+        [] without a batch job of Slurm, LSF or PBS, or if its variables cannot be used.
+    """
     with contextlib.suppress(OpError):  # the launcher reports what it cannot use
         if "SLURM_TASKS_PER_NODE" in environ:
-            return parse_counts(environ["SLURM_TASKS_PER_NODE"])
+            counts = parse_counts(environ["SLURM_TASKS_PER_NODE"])
+            listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+            hosts = expand_hosts(listed)
+            return list(zip(hosts, counts, strict=True)) if len(hosts) == len(counts) else []
         if "LSB_MCPU_HOSTS" in environ:
-            return [count for _, count in parse_host_counts(environ["LSB_MCPU_HOSTS"])]
+            return list(parse_host_counts(environ["LSB_MCPU_HOSTS"]))
         if "PBS_NODEFILE" in environ:
-            return list(Counter(read_host_lines(environ["PBS_NODEFILE"])).values())
+            return list(Counter(read_host_lines(environ["PBS_NODEFILE"])).items())
     return []
 
 

@@ -113,7 +113,7 @@ def run_job(
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay ours when their own parents end
-    launcher = _start(command, environment, signals)
+    launcher = start_launcher(command, environment, signals)
     if standard_input is not None:
         threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
     received, timed_out, had_failed, over_at = 0, False, False, 0.0
@@ -171,6 +171,7 @@ def run_job(
                     break
                 launcher.send_signal(number)
     finally:
+        reporter.note_end()
         status = launcher.poll()
         killed, alive = end_descendants(_LEAVE_S if status is not None else 0.0)
     if status is None:
@@ -180,10 +181,21 @@ def run_job(
     return Result(status, received, timed_out, had_failed, len(killed), alive, told_to_save)
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], signals: set[int]
+def start_launcher(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    signals: set[int],
+    *,
+    output: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the launcher, with the signals unblocked."""
+    """Start the MPI library's launcher.
+
+    Args:
+        command: Its command line.
+        environment: Its environment.
+        signals: The value of :func:`blocked_signals`. The launcher gets them unblocked.
+        output: Its standard output and standard error; None for those of this process.
+    """
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -195,6 +207,8 @@ def _start(
         command,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
         preexec_fn=prepare,
     )

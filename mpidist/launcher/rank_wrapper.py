@@ -38,6 +38,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -53,7 +54,7 @@ _LONGEST_BYTES = 1 << 20
 _LAST_LINES_S = 1.0
 _PIPE_BYTES = 65536  # capacity of a pipe (pipe(7))
 _STDIN_S = 30.0
-_LOOK_S = 0.5
+_TIMER_S = 0.5
 
 
 class _LabelledOutput:
@@ -200,26 +201,32 @@ def _write_record(kind: str, rank: str, pid: int, ended: float, **facts: object)
     os.replace(f"{path}.new", path)
 
 
-class _Looks:
-    """Looks at the rank when ``look.json`` in the run folder asks for it.
+class _Timer:
+    """Acts for the rank while this process waits for its end.
 
-    A timer checks that file, because this process waits for the end of the rank meanwhile.
+    * When ``look.json`` in the run folder asks for it, it looks at the rank.
+    * When the launcher's process on this host has died, it kills the rank. Otherwise the job would
+      hang: the rank holds the connection of that process to mpiexec open.
 
     Args:
         rank: The rank.
         pid: Its process.
+        launcher: The launcher's process, which started this one.
+        kill_rank: Kills the rank.
     """
 
-    def __init__(self, rank: str, pid: int) -> None:
+    def __init__(self, rank: str, pid: int, launcher: int, kill_rank: Callable[[], None]) -> None:
         self._rank = rank
         self._pid = pid
+        self._launcher = launcher
+        self._kill_rank = kill_rank
         self._path = os.path.join(os.environ["MPIDIST_RUN_DIR"], "look.json")
         self._changed = 0
 
     def start(self) -> None:
         """Start the timer."""
         signal.signal(signal.SIGALRM, self._check)
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        signal.setitimer(signal.ITIMER_REAL, _TIMER_S, _TIMER_S)
 
     def stop(self) -> None:
         """Stop the timer. The process may belong to another program soon."""
@@ -227,6 +234,9 @@ class _Looks:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
     def _check(self, _number: int, _frame: object) -> None:
+        if os.getppid() != self._launcher:
+            self._kill_rank()
+            return
         try:
             changed = os.stat(self._path).st_mtime_ns
         except OSError:  # there is no request
@@ -248,7 +258,7 @@ class _Looks:
                 sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error!r})\n")
             except OSError:
                 return  # the launcher has ended
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        signal.setitimer(signal.ITIMER_REAL, _TIMER_S, _TIMER_S)
 
 
 def main(arguments: list[str]) -> None:
@@ -257,6 +267,7 @@ def main(arguments: list[str]) -> None:
     Args:
         arguments: The name of the variable that has the rank, then the command.
     """
+    launcher = os.getppid()
     variable, *command = arguments
     rank = os.environ[variable]
     if not os.path.isdir(os.environ["MPIDIST_RUN_DIR"]):
@@ -291,11 +302,11 @@ def main(arguments: list[str]) -> None:
     for number in _OF_RANK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
-    looks = _Looks(rank, child)
-    looks.start()
+    timer = _Timer(rank, child, launcher, lambda: forward(signal.SIGKILL, None))
+    timer.start()
     # Waits without reaping, so that forward() cannot reach another process with the child's number.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    looks.stop()
+    timer.stop()
     ended = time.time()
     if seen is not None and seen.si_status != 0 and not in_time:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole process group may reach the child first

@@ -98,6 +98,7 @@ def report(
     layout: Layout,
     result: Result,
     hosts: Sequence[str],
+    lost: Sequence[str],
     timeout_s: float | None,
 ) -> tuple[int, list[str]]:
     """Return the exit status of the job, and the lines to print. The reason is the last line.
@@ -107,9 +108,10 @@ def report(
         layout: The ranks and their jobs.
         result: The end of the launcher.
         hosts: The hosts that the user gave, if any.
+        lost: Those that were lost while the job ran.
         timeout_s: The time limit of the job.
     """
-    status, reason = _reason(folder, layout, result, hosts, timeout_s)
+    status, reason = _reason(folder, layout, result, hosts, lost, timeout_s)
     lines: list[str] = []
     if result.alive:
         lines.append(f"{result.alive} processes of the job cannot be killed; look for them with ps")
@@ -122,7 +124,12 @@ def report(
 
 
 def _reason(
-    folder: Path, layout: Layout, result: Result, hosts: Sequence[str], timeout_s: float | None
+    folder: Path,
+    layout: Layout,
+    result: Result,
+    hosts: Sequence[str],
+    lost: Sequence[str],
+    timeout_s: float | None,
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
     if stopped := _stopped(folder):
@@ -136,6 +143,8 @@ def _reason(
         return 128 + result.signal, f"interrupted by {name}; {ended}"
     if result.timed_out and not result.had_failed:
         return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
+    if lost:
+        return result.status or 1, f"{', '.join(lost)} cannot be reached any more; {ended}"
     failure = first_failure(folder)
     if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):
         return 128 + signal.SIGPIPE, ""  # as any command in a pipe ends, without a message

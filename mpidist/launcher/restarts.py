@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,13 @@ class Attempt:
         status: Its exit status.
         reason: Why it failed; "" if it did not.
         step: Step of its last checkpoint; None if it has completed none.
+        without: The hosts that were lost before it.
     """
 
     status: int
     reason: str
     step: int | None
+    without: tuple[str, ...]
 
 
 class Restarts:
@@ -50,16 +53,17 @@ class Restarts:
         self._progress = False  # of the last attempt
         self.attempts: list[Attempt] = []
 
-    def add(self, folder: Path, status: int, reason: str) -> None:
+    def add(self, folder: Path, status: int, reason: str, lost: Sequence[str]) -> None:
         """Add an attempt that has ended.
 
         Args:
             folder: The run folder.
             status: Its exit status.
             reason: Why it failed.
+            lost: The hosts that were lost before it.
         """
         step = read_record(folder, "checkpoint").get("step")
-        self.attempts.append(Attempt(status, reason, step))
+        self.attempts.append(Attempt(status, reason, step, tuple(lost)))
         self._progress = step is not None and step > self._best
         if step is not None and self._progress:
             self._best, self._used = step, 0
@@ -79,12 +83,17 @@ class Restarts:
         self._used += not self._progress
         return True
 
-    def announcement(self) -> str:
-        """Return the line that begins the next attempt."""
+    def announcement(self, lost: Sequence[str]) -> str:
+        """Return the line that begins the next attempt.
+
+        Args:
+            lost: The hosts that were lost.
+        """
         last = "no checkpoint yet" if self._best < 0 else f"last checkpoint: step {self._best}"
         delay = f" in {self._delay_s:g} s" if self._delay_s else ""
+        without = f" without {', '.join(lost)}, which cannot be reached" if lost else ""
         return (
-            f"attempt {len(self.attempts) + 1} begins{delay} ({last}; "
+            f"attempt {len(self.attempts) + 1} begins{delay}{without} ({last}; "
             f"{self._used} of {self._most} restarts without progress)"
         )
 
@@ -107,7 +116,8 @@ class Restarts:
         lines = []
         for number, attempt in enumerate(self.attempts, 1):
             saved = "no checkpoint" if attempt.step is None else f"saved step {attempt.step}"
-            lines.append(f"attempt {number}: {attempt.reason or 'success'} ({saved})")
+            without = f", without {', '.join(attempt.without)}" if attempt.without else ""
+            lines.append(f"attempt {number}{without}: {attempt.reason or 'success'} ({saved})")
         return lines
 
 

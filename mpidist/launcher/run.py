@@ -9,18 +9,22 @@ import math
 import os
 import re
 import shutil
+import signal
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 from mpidist.launcher import rank_wrapper
 from mpidist.launcher.hang.automatic import Reporter
 from mpidist.launcher.hang.facts import write_job
-from mpidist.launcher.hosts import assign_slots, most_ranks_on_a_host, parse_hosts, read_host_file
+from mpidist.launcher.host_pool import HostPool
+from mpidist.launcher.hosts import Slots, most_ranks_on_a_host, parse_hosts, read_host_file
 from mpidist.launcher.job import (
     Result,
     blocked_signals,
@@ -31,7 +35,7 @@ from mpidist.launcher.job import (
 )
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
 from mpidist.launcher.leftovers import no_shared_files, temporary_folder
-from mpidist.launcher.report import first_failure, report, saves_on_signal
+from mpidist.launcher.report import first_failure, report, saves_on_signal, successful_ranks
 from mpidist.launcher.restarts import Restarts, interrupted
 from mpidist.launcher.run_folder import clear_records, read_records, write_end
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
@@ -41,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _FOR_RANKS = ("MPIDIST_RESTART", "MPIDIST_RESTART_REASON")
 _FOR_WRAPPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN", *_FOR_RANKS)
-_Slots = tuple[tuple[str, int], ...]
+_Places = tuple[tuple[str, int], ...]  # the hosts of an attempt, each with its number of ranks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -100,6 +104,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help="wait S seconds before each restart",
     )
+    parser.add_argument(
+        "--spare",
+        type=int,
+        default=0,
+        metavar="K",
+        help="start no ranks on the last K hosts; at a restart, they replace hosts that were lost",
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
         "--run-dir",
@@ -116,14 +127,16 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     try:
         layout = layout_of(namespace)
         launcher = find_launcher()
-        slots: _Slots = ()
-        if namespace.hostfile is not None:
-            slots = assign_slots(read_host_file(namespace.hostfile), layout.ranks)
-        elif namespace.hosts is not None:
-            slots = assign_slots(parse_hosts(namespace.hosts), layout.ranks)
-        variables = _variables(namespace.env)
-        command = _command(layout, launcher, slots, variables, script_words(namespace))
         _check(namespace, layout.ranks)
+        variables = _variables(namespace.env)
+        given: Slots = []
+        if namespace.hostfile is not None:
+            given = read_host_file(namespace.hostfile)
+        elif namespace.hosts is not None:
+            given = parse_hosts(namespace.hosts)
+        pool = HostPool(launcher, given, layout.ranks, namespace.spare)
+        job = _Job(namespace, layout, launcher, variables, pool)
+        job.command(pool.assign())  # checks the hosts
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
     try:
@@ -137,76 +150,144 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     # Signals are blocked before anything is made that must be removed.
     with blocked_signals() as signals, temporary_folder("mpidist-run-") as scratch:
         folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
-        environment = _environment(layout, launcher, slots, variables, scratch)
-        environment |= {
-            "MPIDIST_RUN_DIR": str(folder),
-            "MPIDIST_RUN_LABELS": _labels(layout) if namespace.label else "",
-        }
-        restarts = Restarts(namespace.restarts, namespace.restart_delay)
-        deadline = math.inf if namespace.timeout is None else time.monotonic() + namespace.timeout
-        reason = ""
-        while True:
-            environment |= {
-                "MPIDIST_RESTART": str(len(restarts.attempts)),
-                "MPIDIST_RESTART_REASON": reason,
-            }
-            try:
-                result = _attempt(
-                    namespace, folder, layout, launcher, command, environment, signals, deadline
-                )
-            except OSError as error:
-                parser.error(f"--run-dir must be a folder that you can write ({error})")
-            hosts = [host for host, _ in slots]
-            status, lines = report(folder, layout, result, hosts, namespace.timeout)
-            reason = lines[-1] if status and lines else ""
-            restarts.add(folder, status, reason)
-            if not restarts.may_go_on(folder, result):
-                break
-            _print([*lines, restarts.announcement()])
-            if number := restarts.wait(signals, deadline):
-                status, reason = interrupted(number)
-                restarts.add(folder, status, reason)
-                lines = [reason]
-                break
+        try:
+            _prepare(folder)
+        except OSError as error:
+            parser.error(f"--run-dir must be a folder that you can write ({error})")
+        status, lines = _run_attempts(job, folder, scratch, signals)
         with contextlib.suppress(OSError):  # the script may have removed the folder
             write_end(folder, status)
-        _print([*(lines[:-1] if status else lines), *restarts.summary()])
+        _print(lines)
         return status
 
 
-def _attempt(
-    namespace: argparse.Namespace,
-    folder: Path,
-    layout: Layout,
-    launcher: Launcher,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    signals: set[int],
-    deadline: float,
-) -> Result:
-    """Run the job once. Raise an OSError if the run folder cannot be written."""
+def _run_attempts(
+    job: _Job, folder: Path, scratch: Path, signals: set[int]
+) -> tuple[int, list[str]]:
+    """Run the job until an attempt is the last one. Return its status, and the lines to print."""
+    limit_s, pool = job.namespace.timeout, job.pool
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    restarts = Restarts(job.namespace.restarts, job.namespace.restart_delay)
+    places, reason, ending = pool.assign(), "", signals - {signal.SIGCHLD}
+    while True:
+        environment = job.environment(folder, scratch, places)
+        environment["MPIDIST_RESTART"] = str(len(restarts.attempts))
+        environment["MPIDIST_RESTART_REASON"] = reason
+        lost_before = list(pool.lost)
+        result = job.attempt(folder, job.command(places), environment, signals, deadline)
+        has_failed = len(successful_ranks(folder)) < job.layout.ranks
+        if job.namespace.restarts and has_failed and not (result.signal or result.timed_out):
+            pool.find_lost(environment, signals, lambda: bool(signal.sigpending() & ending))
+        lost = [host for host in pool.lost if host not in lost_before]
+        hosts = [host for host, _ in places] if pool.given else []
+        status, lines = report(folder, job.layout, result, hosts, lost, limit_s)
+        reason = lines.pop() if status and lines else ""
+        restarts.add(folder, status, reason, lost_before)
+        if not restarts.may_go_on(folder, result):
+            return status, [*lines, *restarts.summary()]
+        try:
+            places = pool.assign()
+            _prepare(folder)
+        except (ValueError, OSError) as error:
+            without = f" without {', '.join(pool.lost)}" if pool.lost else ""
+            return status, [*lines, *restarts.summary(), f"no further attempt{without}: {error}"]
+        _print([*lines, reason, restarts.announcement(pool.lost)])
+        if number := restarts.wait(signals, deadline):
+            status, reason = interrupted(number)
+            restarts.add(folder, status, reason, pool.lost)
+            return status, restarts.summary()
+
+
+def _prepare(folder: Path) -> None:
+    """Make the run folder, or remove the records of an earlier attempt from it."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_records(folder)
-    write_job(folder, layout)
-    standard_input = listen_for_rank_0() if namespace.stdin else None
-    with no_shared_files(launcher.vendor.shared_files):
-        return run_job(
-            command,
-            {
-                **environment,
-                "MPIDIST_RUN_STDIN": name_of(standard_input) if standard_input else "",
-            },
-            signals,
-            failed=lambda: first_failure(folder) is not None,
-            ended=lambda: len(read_records(folder, "exit")) == layout.ranks,
-            saves=lambda: saves_on_signal(folder),
-            awaits_manager=namespace.restarts > 0,
-            reporter=Reporter(folder),
-            timeout_s=namespace.timeout,
-            deadline=deadline,
-            standard_input=standard_input,
-            passed_on=launcher.vendor.passed_on,
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The facts that hold for all attempts of a job.
+
+    Attributes:
+        namespace: The options.
+        layout: The ranks and their jobs.
+        launcher: The MPI library's launcher.
+        variables: The variables of --env.
+        pool: The hosts.
+    """
+
+    namespace: argparse.Namespace
+    layout: Layout
+    launcher: Launcher
+    variables: Mapping[str, str]
+    pool: HostPool
+
+    def command(self, places: _Places) -> list[str]:
+        """Return the command line of the launcher. Each rank runs the script under a wrapper."""
+        jobs = ["MPIDIST_JOBS"] if self.layout.jobs else []
+        rank = self.launcher.vendor.rank_variable
+        wrapper = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__).absolute()), rank]
+        return [
+            *self.launcher.command(
+                self.layout.ranks, (*_FOR_WRAPPER, *jobs, *self.variables), places
+            ),
+            *wrapper,
+            *(sys.executable, RUNNER_FILE, rank),
+            *script_words(self.namespace),
+        ]
+
+    def environment(self, folder: Path, scratch: Path, places: _Places) -> dict[str, str]:
+        """Return the environment of the ranks: that of this command, completed."""
+        environment = self.launcher.environment(
+            {**os.environ, **self.variables},
+            most_ranks_on_a_host(self.layout.ranks, places, os.environ),
         )
+        vendor = self.launcher.vendor
+        if vendor.scratch_variable and vendor.scratch_choice not in environment:
+            environment[vendor.scratch_variable] = str(scratch)
+        environment.pop("MPIDIST_JOBS", None)  # of a job around this one
+        if self.layout.jobs:
+            environment["MPIDIST_JOBS"] = str(self.layout)
+        environment["MPIDIST_RUN_DIR"] = str(folder)
+        environment["MPIDIST_RUN_LABELS"] = _labels(self.layout) if self.namespace.label else ""
+        if sys.stdout.isatty():
+            # Ranks write to a pipe of the launcher, which copies their bytes to this terminal.
+            environment.setdefault("TTY_COMPATIBLE", "1")
+            environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
+        return environment
+
+    def attempt(
+        self,
+        folder: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        signals: set[int],
+        deadline: float,
+    ) -> Result:
+        """Run the job once."""
+        write_job(folder, self.layout)
+        lost_before, vendor = len(self.pool.lost), self.launcher.vendor
+        standard_input = listen_for_rank_0() if self.namespace.stdin else None
+        name = name_of(standard_input) if standard_input else ""
+        with no_shared_files(vendor.shared_files):
+            return run_job(
+                command,
+                {**environment, "MPIDIST_RUN_STDIN": name},
+                signals,
+                failed=lambda: (
+                    first_failure(folder) is not None or len(self.pool.lost) > lost_before
+                ),
+                ended=lambda: len(read_records(folder, "exit")) == self.layout.ranks,
+                saves=lambda: saves_on_signal(folder),
+                awaits_manager=self.namespace.restarts > 0,
+                reporter=Reporter(
+                    folder, partial(self.pool.find_lost_while_running, environment, signals)
+                ),
+                timeout_s=self.namespace.timeout,
+                deadline=deadline,
+                standard_input=standard_input,
+                passed_on=vendor.passed_on,
+            )
 
 
 def _print(lines: Sequence[str]) -> None:
@@ -234,6 +315,8 @@ def _check(namespace: argparse.Namespace, ranks: int) -> None:
         raise ValueError(f"--restart-delay {namespace.restart_delay:g} is not a number of seconds")
     if namespace.restarts and namespace.stdin:
         raise ValueError("--stdin can be read only once: leave out --restarts, or read a file")
+    if namespace.spare and not namespace.restarts:
+        raise ValueError("--spare: only restarts use the spare hosts; give --restarts, too")
     if namespace.run_dir == "":
         raise ValueError("--run-dir is empty; name a folder")
     if namespace.stdin and input_is_elsewhere():
@@ -259,45 +342,6 @@ def _variables(words: list[str]) -> dict[str, str]:
             raise ValueError(f"--env {word!r}: {name} is set by mpidist run itself")
         variables[name] = value if equals else os.environ[name]
     return variables
-
-
-def _command(
-    layout: Layout,
-    launcher: Launcher,
-    slots: _Slots,
-    variables: Iterable[str],
-    script: Sequence[str],
-) -> list[str]:
-    """Return the command line of the launcher. Each rank runs the script under a wrapper."""
-    passed = (*_FOR_WRAPPER, *(["MPIDIST_JOBS"] if layout.jobs else []), *variables)
-    rank = launcher.vendor.rank_variable
-    wrapper = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__).absolute()), rank]
-    runner = [sys.executable, RUNNER_FILE, rank]
-    return [*launcher.command(layout.ranks, passed, slots), *wrapper, *runner, *script]
-
-
-def _environment(
-    layout: Layout,
-    launcher: Launcher,
-    slots: _Slots,
-    variables: Mapping[str, str],
-    scratch: Path,
-) -> dict[str, str]:
-    """Return the environment of the ranks: that of this command, completed."""
-    environment = launcher.environment(
-        {**os.environ, **variables}, most_ranks_on_a_host(layout.ranks, slots, os.environ)
-    )
-    vendor = launcher.vendor
-    if vendor.scratch_variable and vendor.scratch_choice not in environment:
-        environment[vendor.scratch_variable] = str(scratch)
-    environment.pop("MPIDIST_JOBS", None)  # of a job around this one
-    if layout.jobs:
-        environment["MPIDIST_JOBS"] = str(layout)
-    if sys.stdout.isatty():
-        # Ranks write to a pipe of the launcher, which copies their bytes to this terminal.
-        environment.setdefault("TTY_COMPATIBLE", "1")
-        environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
-    return environment
 
 
 def _labels(layout: Layout) -> str:

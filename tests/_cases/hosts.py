@@ -191,6 +191,22 @@ class Hosts:
         """Restore the link of a node."""
         self.head.ip("link", "set", "dev", name, "up")
 
+    def power_off(self, name):
+        """End all processes of a node. It does not answer any more."""
+        (self.folder / f"{name}.socket").rename(self.folder / f"{name}.off")
+        self.cut(name)
+        enter = ["nsenter", f"--pid=/proc/{self.nodes[name].pid}/ns/pid_for_children"]
+        subprocess.run([*enter, "sh", "-c", "kill -9 -1"], check=True)
+
+    def power_on(self, name):
+        """Let a node answer again, without its earlier processes and files."""
+        (self.folder / f"{name}.off").rename(self.folder / f"{name}.socket")
+        self.mend(name)
+        # Connections of the killed processes may have found no address of the other side.
+        self.nodes[name].ip("neigh", "flush", "dev", "eth0")
+        self.head.ip("neigh", "flush", "dev", BRIDGE)
+        self.clear()
+
     def command(self, host, words):
         """Return the command line that runs a command on a host.
 

@@ -270,8 +270,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 # Nodes have the CPUs that are written here, not those that are there.
 SlurmdParameters=config_overrides
-# Heterogeneous jobs start in these rounds only.
-SchedulerParameters=bf_interval=1
+# Heterogeneous jobs start in rounds of bf_interval only, requeued jobs in those of sched_interval.
+SchedulerParameters=bf_interval=1,sched_interval=1
 ReturnToService=2
 KillWait=5
 MailProg=/bin/true

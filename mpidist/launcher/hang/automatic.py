@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,19 @@ class Reporter:
 
     Args:
         folder: The run folder.
+        find_lost: Returns hosts that have been lost. It is called before the report on a long wait,
+            with a function that returns whether the job has ended.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, find_lost: Callable[[Callable[[], bool]], list[str]]) -> None:
         self._folder = folder
+        self._find_lost = find_lost
         self._stall = folder / "stall.json"
         self._seen = 0
         self._printed: set[str] = set()
         self._wanted: deque[str] = deque()
         self._thread: threading.Thread | None = None
+        self._job_is_over = threading.Event()
 
     @property
     def is_running(self) -> bool:
@@ -43,6 +48,10 @@ class Reporter:
         if not self.is_running:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
+
+    def note_end(self) -> None:
+        """Note that the processes of the job are being ended."""
+        self._job_is_over.set()
 
     def check_stall(self) -> None:
         """Start a report if a rank has reported a long wait."""
@@ -62,6 +71,8 @@ class Reporter:
         from mpidist.launcher.hang.report import report_on  # few jobs need it
 
         try:
+            if not why and self._find_lost(self._job_is_over.is_set):  # the job ends now
+                return
             report = report_on(self._folder)
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)
         except FileNotFoundError:  # the job has ended, and its folder is being removed

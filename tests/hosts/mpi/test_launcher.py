@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import subprocess
 
 import pytest
 
@@ -172,6 +173,24 @@ def test_a_launcher_that_is_ended_leaves_nothing_on_other_hosts(hosts, jobs, num
     hosts.await_end(10)
     assert not any(host.processes() or host.files() for host in hosts.nodes.values())
     hosts.clear()
+
+
+def test_a_process_of_the_launcher_that_is_killed_on_another_host_ends_the_job(
+    hosts, jobs, tmp_path
+):
+    words = [*LAYOUT, "--run-dir", tmp_path / "run", *jobs.script(WAIT)]
+    process = jobs.start_mpidist_run(PLACES, words)
+    assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
+    node = hosts.nodes["node2"]
+    (rank,) = [pid for pid, line in node.processes().items() if "rank_wrapper.py" in line]
+    launcher = node.path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]
+    subprocess.run(hosts.command("node2", ["kill", "-9", launcher]), check=True)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode not in (0, None), err
+    assert "no rank recorded a reason" in err
+    hosts.await_end(10)
+    assert not any(host.processes() for host in hosts.nodes.values())
+    hosts.clear()  # the killed process has left files
 
 
 HANG = """

@@ -202,7 +202,7 @@ def test_a_job_goes_back_into_the_queue_before_its_time_limit(slurm, tmp_path):
 
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     words = ["--signal=B:USR1@10", "scripts/slurm/requeue.sbatch", "--mode", "sync"]
-    words += ["--epochs", "60", "--checkpoint-every", "1", "--output-dir", str(tmp_path)]
+    words += ["--epochs", "30", "--checkpoint-every", "1", "--output-dir", str(tmp_path)]
     ended = slurm.sbatch(*words, cwd=tmp_path, timeout_s=300, watch=watch)
     assert ended.status == 0, ended.err
     assert told == ["USR1", "now"]
@@ -210,7 +210,95 @@ def test_a_job_goes_back_into_the_queue_before_its_time_limit(slurm, tmp_path):
     (result,) = re.findall(r"accuracy (0\.\d+)", ended.out)
     assert float(result) > 0.9
     # Three workers take 15 batches each in an epoch.
-    assert (tmp_path / "checkpoints" / f"step-{60 * 15}").is_dir()
+    assert (tmp_path / "checkpoints" / f"step-{30 * 15}").is_dir()
+
+
+@pytest.fixture
+def take_down(slurm):
+    """Provide a function that takes a node down. It comes back after the test."""
+    down = []
+
+    def update(node, **settings):
+        words = [f"{name}={text}" for name, text in settings.items()]
+        said = slurm.run(["scontrol", "update", f"NodeName={node}", *words])
+        assert said.status == 0, said.err
+
+    def take_down(node):
+        down.append(node)
+        update(node, State="DOWN", Reason="test")
+        update(node, State="DRAIN", Reason="test")  # otherwise it comes back by itself
+
+    yield take_down
+    for node in down:
+        update(node, State="RESUME")
+
+
+def test_a_job_goes_back_into_the_queue_without_a_node_that_is_down(slurm, take_down, tmp_path):
+    steps = []
+
+    def watch(job, facts):
+        if not steps and any((tmp_path / "checkpoints").glob("step-*[0-9]")):
+            assert facts["NodeList"] == "n[1-2]"
+            take_down("n2")
+            steps.append("down")
+        if facts["JobState"] == "PENDING" and facts["Restarts"] == "1" and len(steps) == 1:
+            slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"])
+            steps.append("requeued")
+        if facts["JobState"] == "RUNNING" and len(steps) == 2:
+            steps.append(facts["NodeList"])
+
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    words = ["scripts/slurm/requeue.sbatch", "--mode", "sync", "--epochs", "30"]
+    words += ["--checkpoint-every", "1", "--output-dir", str(tmp_path)]
+    ended = slurm.sbatch(*words, cwd=tmp_path, timeout_s=300, watch=watch)
+    assert ended.status == 0, ended.err
+    assert steps == ["down", "requeued", "n[1,3]"]
+    (result,) = re.findall(r"accuracy (0\.\d+)", ended.out)
+    assert float(result) > 0.9
+    assert (tmp_path / "checkpoints" / f"step-{30 * 15}").is_dir()
+
+
+# Adds the numbers of the steps. In the first attempt, the ranks wait at step 20 for their end.
+RESTARTED = """
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()
+    rank, folder = dist.get_rank(), Path(sys.argv[1])
+    nodes = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, os.environ["SLURMD_NODENAME"])
+    total = np.zeros(2)
+    with dist.Checkpoints(folder / "saved", {"total": total}, every=20) as checkpoints:
+        begin = checkpoints.restore()
+        if rank == 0:
+            print(begin, *nodes, flush=True)
+        for step in range(begin, 40):
+            total += step
+            checkpoints.step()
+            if step == 25 and os.environ["MPIDIST_RESTART"] == "0":
+                (folder / f"waiting-{rank}").touch()
+                dist.recv(np.zeros(1), (rank + 1) % len(nodes))
+    if rank == 0:
+        print("total", *total)
+"""
+
+
+def test_a_spare_node_takes_the_ranks_of_a_node_that_is_down(batch, script, take_down, tmp_path):
+    def watch(job, facts):
+        if all((tmp_path / f"waiting-{rank}").exists() for rank in range(4)) and not down:
+            take_down("n2")
+            down.append("n2")
+
+    down = []
+    run = f"mpidist run -n 4 --restarts 2 --spare 1 {script(RESTARTED)} {tmp_path}"
+    options = ["-N3", "--ntasks-per-node=2", "--no-kill"]
+    ended = batch(run, *options, watch=watch, timeout_s=100)
+    assert ended.status == 0, ended.err
+    lines = ["0 n1 n1 n2 n2", "20 n1 n1 n3 n3", "total 780.0 780.0"]
+    assert ended.out.splitlines() == lines, ended.err
+    assert "attempt 2, without n2: success (saved step 40)" in ended.err
 
 
 def test_a_rank_that_raises_ends_the_job(batch, script):

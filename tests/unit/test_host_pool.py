@@ -1,0 +1,102 @@
+"""The hosts of the attempts of a job, with a launcher that starts nothing."""
+
+import pytest
+
+from mpidist.launcher import host_pool
+from mpidist.launcher.host_pool import HostPool
+from mpidist.launcher.hosts import parse_hosts
+from mpidist.launcher.vendors import VENDORS, Launcher
+
+BY_NAME = {vendor.name: vendor for vendor in VENDORS}
+# Hosts "off..." fail as ssh does, and hosts "mute..." never answer.
+LAUNCHER = """#!/bin/sh
+[ "$1" = -hosts ] || exit 3
+case "$2" in
+    off*) exit 255;;
+    mute*) exec /bin/sleep 600;;
+    *) shift 4; exec "$@";;
+esac
+"""
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    """Provide a maker of pools with a stand-in for the launcher."""
+    monkeypatch.setattr(host_pool, "_ANSWER_S", 2.0)
+    path = tmp_path / "mpiexec"
+    path.write_text(LAUNCHER)
+    path.chmod(0o755)
+
+    def make(hosts, ranks, spare=0, vendor="mpich"):
+        launcher = Launcher(str(path), BY_NAME[vendor])
+        return HostPool(launcher, parse_hosts(hosts) if hosts else [], ranks, spare)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "spare", "first", "lost", "second"),
+    [
+        ("a,b,c", 4, 1, "a:2 b:2", [], "a:2 b:2"),
+        ("a,off,c", 4, 1, "a:2 off:2", ["off"], "a:2 c:2"),
+        ("a,off,mute,d", 4, 2, "a:2 off:2", ["off", "mute"], "a:2 d:2"),
+        ("a,off,c", 6, 0, "a:2 off:2 c:2", ["off"], "a:3 c:3"),
+        ("a:2,off:2,c:4", 4, 0, "a:2 off:2", ["off"], "a:2 c:2"),
+        ("off:1,a:1,off:1,a:1", 2, 0, "off:2", ["off"], "a:2"),
+        ("a,b,c,off", 3, 1, "a:1 b:1 c:1", ["off"], "a:1 b:1 c:1"),
+        ("off", 2, 0, "off:2", [], "off:2"),  # one host is not asked: this one starts the ranks
+    ],
+)
+def test_hosts_of_two_attempts(pool, hosts, ranks, spare, first, lost, second):
+    hosts = pool(hosts, ranks, spare)
+    assert [f"{host}:{count}" for host, count in hosts.assign()] == first.split()
+    hosts.find_lost({}, set(), lambda: False)
+    assert hosts.lost == lost
+    assert [f"{host}:{count}" for host, count in hosts.assign()] == second.split()
+
+
+def test_the_hosts_of_a_batch_job(pool, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2],off")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
+    assert pool("", 4, spare=1).assign() == (("n1", 2), ("n2", 2))
+    hosts = pool("", 4)
+    assert hosts.assign() == ()  # the launcher chooses
+    hosts.find_lost({}, set(), lambda: False)
+    assert hosts.lost == ["off"]
+    assert hosts.assign() == (("n1", 2), ("n2", 2))
+    assert pool("", 4, vendor="intelmpi").assign() == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spare", "message"),
+    [
+        ("", 1, "--spare needs the names of the hosts: give --hosts or --hostfile"),
+        ("a,b", 2, "--spare 2 leaves no host for the ranks: there are 2"),
+        ("a,b", -1, "--spare -1 is negative"),
+        ("a:2,b:2", 1, "the hosts have slots for 2 ranks, and the job has 4"),
+    ],
+)
+def test_too_few_hosts(pool, hosts, spare, message):
+    with pytest.raises(ValueError, match=message):
+        pool(hosts, 4, spare).assign()
+
+
+def test_all_hosts_are_lost(pool):
+    hosts = pool("off1,off2", 2)
+    hosts.find_lost({}, set(), lambda: False)
+    with pytest.raises(ValueError, match="no host is left"):
+        hosts.assign()
+
+
+def test_the_end_of_the_job_ends_the_search(pool, monkeypatch):
+    monkeypatch.setattr(host_pool, "_ANSWER_S", 600.0)
+    hosts = pool("a,mute", 2)
+    assert hosts.find_lost({}, set(), lambda: True) == hosts.lost == []
+
+
+def test_batch_systems_look_for_lost_hosts_themselves(pool, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a,off")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x2)")
+    hosts = pool("a,off", 2)
+    assert hosts.find_lost_while_running({}, set(), lambda: False) == []
+    assert hosts.find_lost({}, set(), lambda: False) == ["off"]
