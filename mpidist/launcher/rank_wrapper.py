@@ -54,7 +54,7 @@ _LONGEST_BYTES = 1 << 20
 _LAST_LINES_S = 1.0
 _PIPE_BYTES = 65536  # capacity of a pipe (pipe(7))
 _STDIN_S = 30.0
-_TIMER_S = 0.5
+_MONITOR_S = 0.5
 
 
 class _LabelledOutput:
@@ -201,12 +201,12 @@ def _write_record(kind: str, rank: str, pid: int, ended: float, **facts: object)
     os.replace(f"{path}.new", path)
 
 
-class _Timer:
-    """Acts for the rank while this process waits for its end.
+class _Monitor:
+    """Monitors the rank twice a second while this process waits in waitid(2).
 
-    * When ``look.json`` in the run folder asks for it, it looks at the rank.
-    * When the launcher's process on this host has died, it kills the rank. Otherwise the job would
-      hang: the rank holds the connection of that process to mpiexec open.
+    * If ``look.json`` in the run folder has a new request, it writes a report on the rank.
+    * If the launcher's process on this host has died, it kills the rank. The rank has inherited the
+      connection of that process to mpiexec, so mpiexec would wait for ever.
 
     Args:
         rank: The rank.
@@ -226,7 +226,7 @@ class _Timer:
     def start(self) -> None:
         """Start the timer."""
         signal.signal(signal.SIGALRM, self._check)
-        signal.setitimer(signal.ITIMER_REAL, _TIMER_S, _TIMER_S)
+        signal.setitimer(signal.ITIMER_REAL, _MONITOR_S, _MONITOR_S)
 
     def stop(self) -> None:
         """Stop the timer. The process may belong to another program soon."""
@@ -253,12 +253,12 @@ class _Timer:
             place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_look.py")
             look = runpy.run_path(place)["look"]
             look(self._rank, self._pid, request["number"], request["stacks_signal"])
-        except Exception as error:  # it must not reach the code that waits for the rank
+        except Exception as error:  # it would end waitid in main()
             try:
                 sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error!r})\n")
             except OSError:
                 return  # the launcher has ended
-        signal.setitimer(signal.ITIMER_REAL, _TIMER_S, _TIMER_S)
+        signal.setitimer(signal.ITIMER_REAL, _MONITOR_S, _MONITOR_S)
 
 
 def main(arguments: list[str]) -> None:
@@ -302,11 +302,11 @@ def main(arguments: list[str]) -> None:
     for number in _OF_RANK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
-    timer = _Timer(rank, child, launcher, lambda: forward(signal.SIGKILL, None))
-    timer.start()
+    monitor = _Monitor(rank, child, launcher, lambda: forward(signal.SIGKILL, None))
+    monitor.start()
     # Waits without reaping, so that forward() cannot reach another process with the child's number.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    timer.stop()
+    monitor.stop()
     ended = time.time()
     if seen is not None and seen.si_status != 0 and not in_time:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole process group may reach the child first

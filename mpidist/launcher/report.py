@@ -108,7 +108,7 @@ def report(
         layout: The ranks and their jobs.
         result: The end of the launcher.
         hosts: The hosts that the user gave, if any.
-        lost: Those that were lost while the job ran.
+        lost: The hosts that were lost during this attempt.
         timeout_s: The time limit of the job.
     """
     status, reason = _reason(folder, layout, result, hosts, lost, timeout_s)

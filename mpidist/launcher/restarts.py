@@ -25,13 +25,13 @@ class Attempt:
         status: Its exit status.
         reason: Why it failed; "" if it did not.
         step: Step of its last checkpoint; None if it has completed none.
-        without: The hosts that were lost before it.
+        lost: The hosts that were lost before it began.
     """
 
     status: int
     reason: str
     step: int | None
-    without: tuple[str, ...]
+    lost: tuple[str, ...]
 
 
 class Restarts:
@@ -60,7 +60,7 @@ class Restarts:
             folder: The run folder.
             status: Its exit status.
             reason: Why it failed.
-            lost: The hosts that were lost before it.
+            lost: The hosts that were lost before it began.
         """
         step = read_record(folder, "checkpoint").get("step")
         self.attempts.append(Attempt(status, reason, step, tuple(lost)))
@@ -116,7 +116,7 @@ class Restarts:
         lines = []
         for number, attempt in enumerate(self.attempts, 1):
             saved = "no checkpoint" if attempt.step is None else f"saved step {attempt.step}"
-            without = f", without {', '.join(attempt.without)}" if attempt.without else ""
+            without = f", without {', '.join(attempt.lost)}" if attempt.lost else ""
             lines.append(f"attempt {number}{without}: {attempt.reason or 'success'} ({saved})")
         return lines
 

@@ -45,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _FOR_RANKS = ("MPIDIST_RESTART", "MPIDIST_RESTART_REASON")
 _FOR_WRAPPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN", *_FOR_RANKS)
-_Places = tuple[tuple[str, int], ...]  # the hosts of an attempt, each with its number of ranks
+_Placement = tuple[tuple[str, int], ...]  # the hosts of an attempt, each with its number of ranks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,8 +94,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=0,
         metavar="N",
-        help="start the job again after a failure. N counts the restarts after an attempt that has "
-        "completed no new checkpoint",
+        help="start the job again after a failure, at most N times in a row without a checkpoint "
+        "of a later step",
     )
     parser.add_argument(
         "--restart-delay",
@@ -109,7 +109,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=0,
         metavar="K",
-        help="start no ranks on the last K hosts; at a restart, they replace hosts that were lost",
+        help="keep the last K hosts of the list or of the batch job free; restarts use them in "
+        "place of lost hosts. Needs --restarts",
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
@@ -136,7 +137,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
             given = parse_hosts(namespace.hosts)
         pool = HostPool(launcher, given, layout.ranks, namespace.spare)
         job = _Job(namespace, layout, launcher, variables, pool)
-        job.command(pool.assign())  # checks the hosts
+        job.command(pool.assign())  # an error if the launcher cannot take hosts
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
     try:
@@ -179,7 +180,7 @@ def _run_attempts(
         if job.namespace.restarts and has_failed and not (result.signal or result.timed_out):
             pool.find_lost(environment, signals, lambda: bool(signal.sigpending() & ending))
         lost = [host for host in pool.lost if host not in lost_before]
-        hosts = [host for host, _ in places] if pool.given else []
+        hosts = [host for host, _ in places] if pool.has_user_hosts else []
         status, lines = report(folder, job.layout, result, hosts, lost, limit_s)
         reason = lines.pop() if status and lines else ""
         restarts.add(folder, status, reason, lost_before)
@@ -222,7 +223,7 @@ class _Job:
     variables: Mapping[str, str]
     pool: HostPool
 
-    def command(self, places: _Places) -> list[str]:
+    def command(self, places: _Placement) -> list[str]:
         """Return the command line of the launcher. Each rank runs the script under a wrapper."""
         jobs = ["MPIDIST_JOBS"] if self.layout.jobs else []
         rank = self.launcher.vendor.rank_variable
@@ -236,8 +237,8 @@ class _Job:
             *script_words(self.namespace),
         ]
 
-    def environment(self, folder: Path, scratch: Path, places: _Places) -> dict[str, str]:
-        """Return the environment of the ranks: that of this command, completed."""
+    def environment(self, folder: Path, scratch: Path, places: _Placement) -> dict[str, str]:
+        """Return the environment of the launcher: that of this command, with more variables."""
         environment = self.launcher.environment(
             {**os.environ, **self.variables},
             most_ranks_on_a_host(self.layout.ranks, places, os.environ),

@@ -22,7 +22,7 @@ esac
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
     """Provide a maker of pools with a stand-in for the launcher."""
-    monkeypatch.setattr(host_pool, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(host_pool, "_PROBE_S", 2.0)
     path = tmp_path / "mpiexec"
     path.write_text(LAUNCHER)
     path.chmod(0o755)
@@ -89,7 +89,7 @@ def test_all_hosts_are_lost(pool):
 
 
 def test_the_end_of_the_job_ends_the_search(pool, monkeypatch):
-    monkeypatch.setattr(host_pool, "_ANSWER_S", 600.0)
+    monkeypatch.setattr(host_pool, "_PROBE_S", 600.0)
     hosts = pool("a,mute", 2)
     assert hosts.find_lost({}, set(), lambda: True) == hosts.lost == []
 

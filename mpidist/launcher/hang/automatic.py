@@ -19,8 +19,8 @@ class Reporter:
 
     Args:
         folder: The run folder.
-        find_lost: Returns hosts that have been lost. It is called before the report on a long wait,
-            with a function that returns whether the job has ended.
+        find_lost: Returns the hosts that were lost. It is called before the report on a long wait,
+            with a function that returns True to cancel the search.
     """
 
     def __init__(self, folder: Path, find_lost: Callable[[Callable[[], bool]], list[str]]) -> None:
@@ -71,7 +71,7 @@ class Reporter:
         from mpidist.launcher.hang.report import report_on  # few jobs need it
 
         try:
-            if not why and self._find_lost(self._job_is_over.is_set):  # the job ends now
+            if not why and self._find_lost(self._job_is_over.is_set):  # run_job ends the attempt
                 return
             report = report_on(self._folder)
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)

@@ -88,7 +88,7 @@ def test_too_few_hosts_are_left(lose_node2):
     assert status not in (0, 75), err
     assert len(out) == 2
     assert re.search(
-        r"mpidist run: no further attempt without node2: the hosts have slots for 2 ranks, and the "
-        r"job has 4",
+        r"mpidist run: no further attempt without node2: the remaining hosts do not have slots for "
+        r"all 4 ranks; add a host, and keep it free with --spare 1",
         err,
     ), err
