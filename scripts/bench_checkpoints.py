@@ -2,12 +2,12 @@
 
     mpidist run --ps 1 --worker 1 scripts/bench_checkpoints.py [--mib 64] [--json results.json]
 
-The variables and their momentum slots have the given size together. A step computes for some
-milliseconds and pushes to a small variable. "save" is the time of ``strategy.save``. "held up" is
-the time of ``checkpoints.save()`` and of the next step, whose push waits for the copy, less the
-time of a step alone. "all steps" is the same for all steps until the checkpoint
-is complete: the writing takes a share of the cores. Times are medians in milliseconds. "share" is
-"held up" over "save", in percent. The sides take turns.
+The variables and their momentum slots have the given size together. A step computes, and pushes to
+a small variable. "step" is its time. "save" is the time of ``strategy.save``. "held up" is the time
+of ``checkpoints.save()`` and of the next step, whose push waits for the copy, less the time of a
+step alone. "all steps" is the same for all steps until the checkpoint is complete: the writing
+takes a share of the cores. Times are medians in milliseconds. "share" is "held up" over "save", in
+percent. The sides take turns.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 VARIABLES = 16
-COLUMNS = ["MiB", "save", "held up", "all steps", "share"]
+PRODUCTS = (1, 10)  # of matrices in a step: some 2 and 20 ms
+COLUMNS = ["MiB", "step", "save", "held up", "all steps", "share"]
 
 
 def main():
@@ -42,12 +43,12 @@ def main():
             server.join()
         elif resolver.task_id == 0:
             with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-                row = measure(args, folder)
-            report("checkpoints, ms", COLUMNS, [row], {"variables": VARIABLES}, args.json)
+                rows = measure(args, folder)
+            report("checkpoints, ms", COLUMNS, rows, {"variables": VARIABLES}, args.json)
 
 
 def measure(args, folder):
-    """Return the row of the table."""
+    """Return the rows of the table, one for each length of a step."""
     strategy = ParameterServerStrategy()
     size = int(args.mib * (1 << 20) / 4 / 2 / VARIABLES)
     with strategy.scope():
@@ -58,32 +59,37 @@ def measure(args, folder):
     matrix, gradient = np.ones((300, 300)), np.ones(1024, np.float32)
     checkpoints = strategy.checkpoints(folder)
 
-    def step():
-        matrix @ matrix @ matrix
+    def step(products):
+        for _ in range(products):
+            matrix @ matrix @ matrix
         sgd.apply_gradients([(gradient, small)]).wait()
 
-    times = {"save": [], "held up": [], "all steps": []}
-    for _ in range(args.rounds + 1):
-        times["save"].append(timed(lambda: strategy.save(folder)))
-        alone = statistics.median(timed(step) for _ in range(20))
-        last, begun = checkpoints.path, time.perf_counter()
-        checkpoints.save()
-        step()
-        times["held up"].append(time.perf_counter() - begun - alone)
-        steps = 1
-        while checkpoints.path == last:
-            step()
-            steps += 1
-        times["all steps"].append(time.perf_counter() - begun - steps * alone)
-    # The first copy finds no pages in memory.
-    ms = {name: 1e3 * statistics.median(found[1:]) for name, found in times.items()}
-    return [f"{args.mib:g}", *ms.values(), 100 * ms["held up"] / ms["save"]]
+    rows = []
+    for products in PRODUCTS:
+        times = {"step": [], "save": [], "held up": [], "all steps": []}
+        for _ in range(args.rounds + 1):
+            times["save"].append(timed(lambda: strategy.save(folder)))
+            alone = statistics.median(timed(step, products) for _ in range(20))
+            last, begun = checkpoints.path, time.perf_counter()
+            checkpoints.save()
+            step(products)
+            times["step"].append(alone)
+            times["held up"].append(time.perf_counter() - begun - alone)
+            steps = 1
+            while checkpoints.path == last:
+                step(products)
+                steps += 1
+            times["all steps"].append(time.perf_counter() - begun - steps * alone)
+        # The first copy finds no pages in memory.
+        ms = {name: 1e3 * statistics.median(found[1:]) for name, found in times.items()}
+        rows.append([f"{args.mib:g}", *ms.values(), 100 * ms["held up"] / ms["save"]])
+    return rows
 
 
-def timed(call):
+def timed(call, *arguments):
     """Return the time of a call in seconds."""
     begin = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - begin
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from mpidist.launcher.hosts import Slots, allocated_slots, assign_slots
@@ -13,11 +15,17 @@ from mpidist.launcher.job import start_launcher
 from mpidist.launcher.leftovers import descendants, kill
 from mpidist.launcher.vendors import Launcher
 
-_ANSWER = "this host can start programs"
+_ANSWER = "this host starts programs"
 # Time limit of a probe. A busy host starts a program in 1 to 2 s, also through ssh or srun.
 _PROBE_S = 10.0
 _PROBES_AT_ONCE = 64  # each is a process of the launcher on this host
 _POLL_S = 0.02
+
+Placement = tuple[tuple[str, int], ...]
+"""The hosts of an attempt in the order of their ranks, each with its number of ranks.
+
+() if the launcher places the ranks.
+"""
 
 
 class HostPool:
@@ -32,7 +40,7 @@ class HostPool:
 
     Attributes:
         has_user_hosts: Whether the user has given the hosts.
-        lost: The hosts that were lost.
+        lost: The hosts that were lost, each with what the launcher said.
 
     Raises:
         ValueError: There are not enough hosts.
@@ -41,13 +49,12 @@ class HostPool:
     def __init__(self, launcher: Launcher, given: Slots, ranks: int, spare: int) -> None:
         self._launcher = launcher
         self._ranks = ranks
+        self._spare = spare
         self.has_user_hosts = bool(given)
         self._slots = given or (allocated_slots(os.environ) if launcher.vendor.hosts else [])
-        self._assigns_ranks = bool(given or spare)  # False: the launcher places the ranks
-        self.lost: list[str] = []
+        self._placement: Placement = ()
+        self.lost: dict[str, str] = {}
         count = len(self._hosts())
-        if spare < 0:
-            raise ValueError(f"--spare {spare} is negative; give 0 or more")
         if spare and not count:
             raise ValueError(
                 "--spare needs the names of the hosts: give --hosts or --hostfile, or start the "
@@ -57,101 +64,139 @@ class HostPool:
             raise ValueError(f"--spare {spare} leaves no host for the ranks: there are {count}")
         self._most_used = count - spare
 
-    def assign(self) -> tuple[tuple[str, int], ...]:
-        """Return the hosts of the next attempt in the order of their ranks.
-
-        Returns:
-            Each host with its number of ranks; () if the launcher places the ranks.
+    def assign(self) -> Placement:
+        """Place the ranks of the next attempt.
 
         Raises:
-            ValueError: The hosts do not take all ranks.
+            ValueError: The hosts do not have slots for all ranks.
         """
-        if not self._assigns_ranks:
+        if not (self.has_user_hosts or self._spare or self.lost):
             return ()
         used = self._hosts()[: self._most_used]
-        if not used:
-            raise ValueError("no host is left")
         slots = [slot for slot in self._slots if slot[0] in used]
         try:
-            return assign_slots(slots, self._ranks)
+            self._placement = assign_slots(slots, self._ranks)
         except ValueError:
-            if not self.lost:
+            if not (self._spare or self.lost):
                 raise
             raise ValueError(
-                f"the remaining hosts do not have slots for all {self._ranks} ranks; add a host, "
-                "and keep it free with --spare 1"
+                f"without spare and lost hosts there are too few slots for {self._ranks} ranks; "
+                "add hosts"
             ) from None
+        return self._placement
 
     def find_lost(
-        self, environment: Mapping[str, str], signals: set[int], is_cancelled: Callable[[], bool]
+        self,
+        environment: Mapping[str, str],
+        signals: set[int],
+        is_cancelled: Callable[[], bool],
+        among: Collection[str] | None = None,
     ) -> list[str]:
         """Return the hosts that were lost since the last call, and add them to ``lost``.
 
         A host is lost if the launcher cannot start a program there within 10 s. At most 64 hosts
-        are probed at once.
+        are probed at once. If no host can be reached, the launcher does not work, and no host is
+        lost.
 
         Args:
             environment: Environment of the launcher.
             signals: The value of :func:`blocked_signals`.
             is_cancelled: Returns True to cancel the search. The result is then [], and no host is
                 added to ``lost``.
+            among: The hosts that may be lost; by default all.
         """
-        hosts = self._hosts()
+        hosts, failed = self._hosts(), dict[str, str]()
         if len(hosts) < 2:
             return []
-        lost: list[str] = []
-        for start in range(0, len(hosts), _PROBES_AT_ONCE):
-            probed = hosts[start : start + _PROBES_AT_ONCE]
-            reachable = self._reachable(probed, environment, signals, is_cancelled)
-            lost += [host for host in probed if host not in reachable]
-        if not lost or is_cancelled():
+        try:
+            for start in range(0, len(hosts), _PROBES_AT_ONCE):
+                probed = hosts[start : start + _PROBES_AT_ONCE]
+                failed |= self._probe(probed, environment, signals, is_cancelled)
+        except OSError as error:
+            sys.stderr.write(f"mpidist run: cannot look for lost hosts: {error}\n")
             return []
-        self.lost += lost
-        self._assigns_ranks = True
-        return lost
+        if is_cancelled():
+            return []
+        if len(failed) == len(hosts):
+            sys.stderr.write(
+                f"mpidist run: cannot look for lost hosts: no host answers ({failed[hosts[0]]})\n"
+            )
+            return []
+        lost = {host: text for host, text in failed.items() if among is None or host in among}
+        self.lost |= lost
+        return list(lost)
 
-    def find_lost_while_running(
-        self, environment: Mapping[str, str], signals: set[int], is_cancelled: Callable[[], bool]
+    def find_lost_of(
+        self,
+        environment: Mapping[str, str],
+        signals: set[int],
+        silent: Sequence[int],
+        is_cancelled: Callable[[], bool],
     ) -> list[str]:
-        """Return the hosts that were lost since the last call; [] in a batch job.
+        """Return the hosts that were lost while the job runs; [] in a batch job.
 
         Batch systems find lost hosts themselves. A probe could fail there although the host is up,
         because the running job has all slots.
+
+        Args:
+            environment: Environment of the launcher.
+            signals: The value of :func:`blocked_signals`.
+            silent: The ranks that do not answer. A host with another rank is not lost.
+            is_cancelled: As in :meth:`find_lost`.
         """
-        if allocated_slots(os.environ):
+        among, first = [], 0
+        for host, count in self._placement:
+            if set(range(first, first + count)) <= set(silent):
+                among.append(host)
+            first += count
+        if not among or allocated_slots(os.environ):
             return []
-        return self.find_lost(environment, signals, is_cancelled)
+        return self.find_lost(environment, signals, is_cancelled, among)
 
     def _hosts(self) -> list[str]:
         return [host for host in dict.fromkeys(h for h, _ in self._slots) if host not in self.lost]
 
-    def _reachable(
+    def _probe(
         self,
-        hosts: Iterable[str],
+        hosts: Sequence[str],
         environment: Mapping[str, str],
         signals: set[int],
         is_cancelled: Callable[[], bool],
-    ) -> list[str]:
-        """Return the hosts on which a program starts in time."""
+    ) -> dict[str, str]:
+        """Return the hosts on which no program starts in time, each with what the launcher said.
+
+        Raises:
+            OSError: A process cannot be made.
+        """
+        program = [sys.executable, "-I", "-S", "-c", f"print({_ANSWER!r})"]
+        failed: dict[str, str] = {}
+        probes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
         with ExitStack() as stack:
-            probes = []
             for host in hosts:
-                command = [*self._launcher.command(1, (), [(host, 1)]), "echo", _ANSWER]
-                output = stack.enter_context(tempfile.TemporaryFile())
-                process = start_launcher(command, environment, signals, output=output.fileno())
-                probes.append((host, process, output))
+                if is_cancelled():
+                    break
+                output = os.memfd_create("probe")  # a temporary folder may be full
+                stack.callback(os.close, output)
+                command = [*self._launcher.command(1, (), [(host, 1)]), *program]
+                process = start_launcher(command, environment, signals, output=output)
+                stack.callback(_end, process)
+                probes[host] = process, output
             deadline = time.monotonic() + _PROBE_S
-            while None in [process.poll() for _, process, _ in probes]:
+            while None in [process.poll() for process, _ in probes.values()]:
                 if time.monotonic() > deadline or is_cancelled():
                     break
                 time.sleep(_POLL_S)
-            found = []
-            for host, process, output in probes:
+            for host, (_, output) in probes.items():
                 # The exit status is not reliable: run_job may reap the process in another thread.
-                output.seek(0)
-                if _ANSWER.encode() in output.read():
-                    found.append(host)
-                if process.poll() is None:
-                    kill([process.pid, *descendants(process.pid)])
-                    process.wait()
-        return found
+                text = os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
+                if _ANSWER not in text:
+                    said = [line.strip() for line in text.split("\n") if re.search(r"\w", line)]
+                    failed[host] = said[0] if said else f"no answer within {_PROBE_S:g} s"
+        return failed
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a probe and the processes that it has started."""
+    if process.poll() is None:
+        kill([process.pid, *descendants(process.pid)])
+        process.wait()

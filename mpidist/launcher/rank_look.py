@@ -44,7 +44,7 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
     """
     folder = os.environ["MPIDIST_RUN_DIR"]
     began = time.monotonic()
-    threads, processes = _threads(pid), _descendants(pid)
+    threads, processes = _threads(pid), descendants(pid)
     answer = _answer(os.path.join(folder, f"stacks-{rank}.json"), pid, number)
     stacks: list[list[list[tuple[str, int, str]]]] = answer.get("samples", [])
     has_handler = bool(int(_status(pid).get("SigCgt", "0"), 16) >> (stacks_signal - 1) & 1)
@@ -67,7 +67,7 @@ def look(rank: str, pid: int, number: int, stacks_signal: int) -> None:
         "swapped_kib": int(status.get("VmSwap", "0").split()[0]),
         "resident_kib": int(status.get("VmRSS", "0").split()[0]),
         "threads": _since(threads, now, passed_s),
-        "children": _since(processes, _descendants(pid), passed_s),
+        "children": _since(processes, descendants(pid), passed_s),
         "has_begun": os.path.exists(os.path.join(folder, f"stacks-{rank}.txt")),
         "has_handler": has_handler,
         "file": _read_file(pid, now.get(str(pid), {})),
@@ -92,7 +92,7 @@ def _threads(pid: int) -> dict[str, dict[str, Any]]:
     return {tid: facts for tid, facts in found.items() if facts}
 
 
-def _descendants(pid: int) -> dict[str, dict[str, Any]]:
+def descendants(pid: int) -> dict[str, dict[str, Any]]:
     """Return facts on each descendant of a process, by its process id."""
     found: dict[str, dict[str, Any]] = {}
     queue = [str(pid)]

@@ -39,6 +39,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -205,8 +207,8 @@ class _Monitor:
     """Monitors the rank twice a second while this process waits in waitid(2).
 
     * If ``look.json`` in the run folder has a new request, it writes a report on the rank.
-    * If the launcher's process on this host has died, it kills the rank. The rank has inherited the
-      connection of that process to mpiexec, so mpiexec would wait for ever.
+    * If the launcher's process on this host has died, it kills the rank and its descendants. They
+      have inherited the connection of that process to mpiexec, so mpiexec would wait for ever.
 
     Args:
         rank: The rank.
@@ -235,7 +237,11 @@ class _Monitor:
 
     def _check(self, _number: int, _frame: object) -> None:
         if os.getppid() != self._launcher:
+            children = _rank_look("descendants")(self._pid)
             self._kill_rank()
+            for child in children:
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
             return
         try:
             changed = os.stat(self._path).st_mtime_ns
@@ -248,10 +254,7 @@ class _Monitor:
         try:
             with open(self._path, encoding="utf-8") as file:
                 request = json.load(file)
-            import runpy  # few jobs need it
-
-            place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_look.py")
-            look = runpy.run_path(place)["look"]
+            look = _rank_look("look")
             look(self._rank, self._pid, request["number"], request["stacks_signal"])
         except Exception as error:  # it would end waitid in main()
             try:
@@ -259,6 +262,14 @@ class _Monitor:
             except OSError:
                 return  # the launcher has ended
         signal.setitimer(signal.ITIMER_REAL, _MONITOR_S, _MONITOR_S)
+
+
+def _rank_look(function: str) -> Any:
+    """Return a function of ``rank_look.py``."""
+    import runpy  # few jobs need it
+
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_look.py")
+    return runpy.run_path(place)[function]
 
 
 def main(arguments: list[str]) -> None:

@@ -17,7 +17,7 @@ from mpidist.runner import STOP_STATUS
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
 _BARE_STATUS_DELAY_S = 1.0
-_TIMEOUT_STATUS = 124  # as timeout(1)
+TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
 
 
@@ -98,7 +98,6 @@ def report(
     layout: Layout,
     result: Result,
     hosts: Sequence[str],
-    lost: Sequence[str],
     timeout_s: float | None,
 ) -> tuple[int, list[str]]:
     """Return the exit status of the job, and the lines to print. The reason is the last line.
@@ -108,10 +107,9 @@ def report(
         layout: The ranks and their jobs.
         result: The end of the launcher.
         hosts: The hosts that the user gave, if any.
-        lost: The hosts that were lost during this attempt.
         timeout_s: The time limit of the job.
     """
-    status, reason = _reason(folder, layout, result, hosts, lost, timeout_s)
+    status, reason = _reason(folder, layout, result, hosts, timeout_s)
     lines: list[str] = []
     if result.alive:
         lines.append(f"{result.alive} processes of the job cannot be killed; look for them with ps")
@@ -124,12 +122,7 @@ def report(
 
 
 def _reason(
-    folder: Path,
-    layout: Layout,
-    result: Result,
-    hosts: Sequence[str],
-    lost: Sequence[str],
-    timeout_s: float | None,
+    folder: Path, layout: Layout, result: Result, hosts: Sequence[str], timeout_s: float | None
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
     if stopped := _stopped(folder):
@@ -142,9 +135,7 @@ def _reason(
         name = "Ctrl-C" if result.signal == signal.SIGINT else describe_signal(result.signal)
         return 128 + result.signal, f"interrupted by {name}; {ended}"
     if result.timed_out and not result.had_failed:
-        return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
-    if lost:
-        return result.status or 1, f"{', '.join(lost)} cannot be reached any more; {ended}"
+        return TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
     failure = first_failure(folder)
     if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):
         return 128 + signal.SIGPIPE, ""  # as any command in a pipe ends, without a message
@@ -165,7 +156,7 @@ def _reason(
         # MPICH's launcher returns 0 when a rank leaves without ending MPI.
         names = ", ".join(task_name(folder, layout, rank) for rank in left)
         why = f"it ended the others after {names} had left with status 0"
-    elif not left and (unknown := without_address(hosts)):
+    elif not read_records(folder, "rank") and not left and (unknown := without_address(hosts)):
         named = ", ".join(f"{host} ({problem})" for host, problem in unknown.items())
         why = (
             f"hosts without an address here: {named}; correct --hosts or --hostfile, or give them "

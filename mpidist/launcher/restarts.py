@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpidist.launcher.job import Result
@@ -53,7 +53,7 @@ class Restarts:
         self._progress = False  # of the last attempt
         self.attempts: list[Attempt] = []
 
-    def add(self, folder: Path, status: int, reason: str, lost: Sequence[str]) -> None:
+    def add(self, folder: Path, status: int, reason: str, lost: Iterable[str]) -> None:
         """Add an attempt that has ended.
 
         Args:
@@ -83,7 +83,11 @@ class Restarts:
         self._used += not self._progress
         return True
 
-    def announcement(self, lost: Sequence[str]) -> str:
+    def explain(self, reason: str) -> None:
+        """Replace the reason of the last attempt."""
+        self.attempts[-1] = replace(self.attempts[-1], reason=reason)
+
+    def announcement(self, lost: Iterable[str]) -> str:
         """Return the line that begins the next attempt.
 
         Args:
@@ -91,7 +95,7 @@ class Restarts:
         """
         last = "no checkpoint yet" if self._best < 0 else f"last checkpoint: step {self._best}"
         delay = f" in {self._delay_s:g} s" if self._delay_s else ""
-        without = f" without {', '.join(lost)}, which cannot be reached" if lost else ""
+        without = f" without {', '.join(lost)}" if lost else ""
         return (
             f"attempt {len(self.attempts) + 1} begins{delay}{without} ({last}; "
             f"{self._used} of {self._most} restarts without progress)"
@@ -104,9 +108,8 @@ class Restarts:
             signals: The signals that this command handles.
             deadline: Time limit of the job, as of ``time.monotonic()``.
         """
-        ending = signals & {signal.SIGINT, signal.SIGHUP, *_STOPPING}
         left_s = max(deadline - time.monotonic(), 0.0)
-        info = signal.sigtimedwait(ending, min(self._delay_s, left_s))
+        info = signal.sigtimedwait(ending_signals(signals), min(self._delay_s, left_s))
         return 0 if info is None else info.si_signo
 
     def summary(self) -> list[str]:
@@ -119,6 +122,15 @@ class Restarts:
             without = f", without {', '.join(attempt.lost)}" if attempt.lost else ""
             lines.append(f"attempt {number}{without}: {attempt.reason or 'success'} ({saved})")
         return lines
+
+
+def ending_signals(signals: set[int]) -> set[int]:
+    """Return the signals that end the job between two attempts.
+
+    Args:
+        signals: The signals that this command handles.
+    """
+    return signals & {signal.SIGINT, signal.SIGHUP, *_STOPPING}
 
 
 def interrupted(number: int) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 from mpidist.launcher import rank_wrapper
 from mpidist.launcher.hang.automatic import Reporter
 from mpidist.launcher.hang.facts import write_job
-from mpidist.launcher.host_pool import HostPool
+from mpidist.launcher.host_pool import HostPool, Placement
 from mpidist.launcher.hosts import Slots, most_ranks_on_a_host, parse_hosts, read_host_file
 from mpidist.launcher.job import (
     Result,
@@ -35,8 +35,8 @@ from mpidist.launcher.job import (
 )
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
 from mpidist.launcher.leftovers import no_shared_files, temporary_folder
-from mpidist.launcher.report import first_failure, report, saves_on_signal, successful_ranks
-from mpidist.launcher.restarts import Restarts, interrupted
+from mpidist.launcher.report import TIMEOUT_STATUS, first_failure, report, saves_on_signal
+from mpidist.launcher.restarts import Restarts, ending_signals, interrupted
 from mpidist.launcher.run_folder import clear_records, read_records, write_end
 from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
 from mpidist.runner import RUNNER_FILE
@@ -45,7 +45,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _FOR_RANKS = ("MPIDIST_RESTART", "MPIDIST_RESTART_REASON")
 _FOR_WRAPPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN", *_FOR_RANKS)
-_Placement = tuple[tuple[str, int], ...]  # the hosts of an attempt, each with its number of ranks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -169,34 +168,51 @@ def _run_attempts(
     limit_s, pool = job.namespace.timeout, job.pool
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     restarts = Restarts(job.namespace.restarts, job.namespace.restart_delay)
-    places, reason, ending = pool.assign(), "", signals - {signal.SIGCHLD}
+    placement, reason = pool.assign(), ""
+
+    def is_ending() -> bool:
+        pending = signal.sigpending() & ending_signals(signals)
+        return bool(pending) or time.monotonic() > deadline
+
     while True:
-        environment = job.environment(folder, scratch, places)
+        environment = job.environment(folder, scratch, placement)
         environment["MPIDIST_RESTART"] = str(len(restarts.attempts))
         environment["MPIDIST_RESTART_REASON"] = reason
         lost_before = list(pool.lost)
-        result = job.attempt(folder, job.command(places), environment, signals, deadline)
-        has_failed = len(successful_ranks(folder)) < job.layout.ranks
-        if job.namespace.restarts and has_failed and not (result.signal or result.timed_out):
-            pool.find_lost(environment, signals, lambda: bool(signal.sigpending() & ending))
-        lost = [host for host in pool.lost if host not in lost_before]
-        hosts = [host for host, _ in places] if pool.has_user_hosts else []
-        status, lines = report(folder, job.layout, result, hosts, lost, limit_s)
+        result = job.attempt(folder, job.command(placement), environment, signals, deadline)
+        hosts = [host for host, _ in placement]
+        status, lines = report(
+            folder, job.layout, result, hosts if pool.has_user_hosts else [], limit_s
+        )
         reason = lines.pop() if status and lines else ""
         restarts.add(folder, status, reason, lost_before)
-        if not restarts.may_go_on(folder, result):
+        goes_on = restarts.may_go_on(folder, result)
+        if goes_on:
+            pool.find_lost(environment, signals, is_ending)
+        new = [host for host in pool.lost if host not in lost_before]
+        if lost := ", ".join(host for host in new if host in hosts or not hosts):
+            reason = f"{lost} cannot be reached any more; {reason}"
+            restarts.explain(reason)
+        lines += [f"{host} cannot be reached: {pool.lost[host]}" for host in new]
+        if not goes_on:
             return status, [*lines, *restarts.summary()]
         try:
-            places = pool.assign()
+            placement = pool.assign()
             _prepare(folder)
         except (ValueError, OSError) as error:
             without = f" without {', '.join(pool.lost)}" if pool.lost else ""
             return status, [*lines, *restarts.summary(), f"no further attempt{without}: {error}"]
-        _print([*lines, reason, restarts.announcement(pool.lost)])
+        begins = [] if is_ending() else [restarts.announcement(pool.lost)]
+        _print([*lines, reason, *begins])
         if number := restarts.wait(signals, deadline):
             status, reason = interrupted(number)
             restarts.add(folder, status, reason, pool.lost)
             return status, restarts.summary()
+        if is_ending():
+            return TIMEOUT_STATUS, [
+                *restarts.summary(),
+                f"the job has run for {limit_s:g} s (--timeout); there is no further attempt",
+            ]
 
 
 def _prepare(folder: Path) -> None:
@@ -223,25 +239,25 @@ class _Job:
     variables: Mapping[str, str]
     pool: HostPool
 
-    def command(self, places: _Placement) -> list[str]:
+    def command(self, placement: Placement) -> list[str]:
         """Return the command line of the launcher. Each rank runs the script under a wrapper."""
         jobs = ["MPIDIST_JOBS"] if self.layout.jobs else []
         rank = self.launcher.vendor.rank_variable
         wrapper = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__).absolute()), rank]
         return [
             *self.launcher.command(
-                self.layout.ranks, (*_FOR_WRAPPER, *jobs, *self.variables), places
+                self.layout.ranks, (*_FOR_WRAPPER, *jobs, *self.variables), placement
             ),
             *wrapper,
             *(sys.executable, RUNNER_FILE, rank),
             *script_words(self.namespace),
         ]
 
-    def environment(self, folder: Path, scratch: Path, places: _Placement) -> dict[str, str]:
+    def environment(self, folder: Path, scratch: Path, placement: Placement) -> dict[str, str]:
         """Return the environment of the launcher: that of this command, with more variables."""
         environment = self.launcher.environment(
             {**os.environ, **self.variables},
-            most_ranks_on_a_host(self.layout.ranks, places, os.environ),
+            most_ranks_on_a_host(self.layout.ranks, placement, os.environ),
         )
         vendor = self.launcher.vendor
         if vendor.scratch_variable and vendor.scratch_choice not in environment:
@@ -281,9 +297,7 @@ class _Job:
                 ended=lambda: len(read_records(folder, "exit")) == self.layout.ranks,
                 saves=lambda: saves_on_signal(folder),
                 awaits_manager=self.namespace.restarts > 0,
-                reporter=Reporter(
-                    folder, partial(self.pool.find_lost_while_running, environment, signals)
-                ),
+                reporter=Reporter(folder, partial(self.pool.find_lost_of, environment, signals)),
                 timeout_s=self.namespace.timeout,
                 deadline=deadline,
                 standard_input=standard_input,
@@ -316,6 +330,8 @@ def _check(namespace: argparse.Namespace, ranks: int) -> None:
         raise ValueError(f"--restart-delay {namespace.restart_delay:g} is not a number of seconds")
     if namespace.restarts and namespace.stdin:
         raise ValueError("--stdin can be read only once: leave out --restarts, or read a file")
+    if namespace.spare < 0:
+        raise ValueError(f"--spare {namespace.spare} is negative; give 0 or more")
     if namespace.spare and not namespace.restarts:
         raise ValueError("--spare: only restarts use the spare hosts; give --restarts, too")
     if namespace.run_dir == "":

@@ -368,3 +368,49 @@ def test_random_kills_change_nothing(tmp_path, name, whole):
     draw.shuffle(kinds)
     job.run(kinds[:3], draw)
     assert job.tensors() == whole(name)
+
+
+LOST_HOSTS = """
+    import os, sys
+    import mpidist as dist
+
+    dist.init_process_group()
+    dist.barrier()
+    print("attempt", os.environ["MPIDIST_RESTART"], os.environ["MPIDIST_RESTART_REASON"])
+    if os.environ["MPIDIST_RESTART"] == "0" and dist.get_rank() == 1:
+        {act}
+"""
+HERE = "localhost:1,127.0.0.1:1"
+
+
+def test_the_failure_of_a_rank_is_the_reason_also_if_a_spare_host_is_lost(tmp_path):
+    words = ["-n", "2", "--restarts", "1", "--hosts", f"{HERE},no-such-host.invalid:1"]
+    program = textwrap.dedent(LOST_HOSTS.format(act="os._exit(3)"))
+    ended = run_job(tmp_path, [*words, "--run-dir", str(tmp_path / "run")], program)
+    assert ended.status == 0, ended.err
+    reason = r"rank 1 \(pid \d+ on \S+\) failed first: exited with status 3"
+    assert len(re.findall(rf"^attempt 1 {reason}", ended.out, re.MULTILINE)) == 2
+    assert re.search(rf"mpidist run: attempt 1: {reason}", ended.err)
+    assert "mpidist run: no-such-host.invalid cannot be reached: " in ended.err
+    assert "attempt 2 begins without no-such-host.invalid (no checkpoint yet; 1 of 1" in ended.err
+
+
+def test_a_job_that_removes_its_run_folder_runs_once(tmp_path):
+    words = ["-n", "2", "--restarts", "1", "--hosts", f"{HERE},no-such-host.invalid:1"]
+    act = """
+        import shutil
+        while os.path.isdir(folder := os.environ["MPIDIST_RUN_DIR"]):
+            shutil.rmtree(folder, ignore_errors=True)  # the watchdogs write meanwhile
+    """
+    program = textwrap.dedent(LOST_HOSTS.format(act=act))
+    ended = run_job(tmp_path, [*words, "--run-dir", str(tmp_path / "run")], program)
+    assert (ended.status, ended.out.count("attempt")) == (0, 2), ended.err
+
+
+def test_the_time_limit_ends_a_job_between_two_attempts(tmp_path):
+    words = ["-n", "1", "--restarts", "1", "--restart-delay", "600", "--timeout", "5"]
+    ended = run_job(tmp_path, words, "import os; os._exit(3)")
+    assert ended.status == 124, ended.err
+    assert ended.err.endswith(
+        "run: the job has run for 5 s (--timeout); there is no further attempt\n"
+    )

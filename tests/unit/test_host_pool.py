@@ -1,4 +1,6 @@
-"""The hosts of the attempts of a job, with a launcher that starts nothing."""
+"""The hosts of the attempts of a job, with a stand-in for the launcher."""
+
+import os
 
 import pytest
 
@@ -12,7 +14,7 @@ BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 LAUNCHER = """#!/bin/sh
 [ "$1" = -hosts ] || exit 3
 case "$2" in
-    off*) exit 255;;
+    off*) echo "ssh: no route"; exit 255;;
     mute*) exec /bin/sleep 600;;
     *) shift 4; exec "$@";;
 esac
@@ -51,7 +53,7 @@ def test_hosts_of_two_attempts(pool, hosts, ranks, spare, first, lost, second):
     hosts = pool(hosts, ranks, spare)
     assert [f"{host}:{count}" for host, count in hosts.assign()] == first.split()
     hosts.find_lost({}, set(), lambda: False)
-    assert hosts.lost == lost
+    assert list(hosts.lost) == lost
     assert [f"{host}:{count}" for host, count in hosts.assign()] == second.split()
 
 
@@ -62,7 +64,7 @@ def test_the_hosts_of_a_batch_job(pool, monkeypatch):
     hosts = pool("", 4)
     assert hosts.assign() == ()  # the launcher chooses
     hosts.find_lost({}, set(), lambda: False)
-    assert hosts.lost == ["off"]
+    assert hosts.lost == {"off": "ssh: no route"}
     assert hosts.assign() == (("n1", 2), ("n2", 2))
     assert pool("", 4, vendor="intelmpi").assign() == ()
 
@@ -72,8 +74,7 @@ def test_the_hosts_of_a_batch_job(pool, monkeypatch):
     [
         ("", 1, "--spare needs the names of the hosts: give --hosts or --hostfile"),
         ("a,b", 2, "--spare 2 leaves no host for the ranks: there are 2"),
-        ("a,b", -1, "--spare -1 is negative"),
-        ("a:2,b:2", 1, "the hosts have slots for 2 ranks, and the job has 4"),
+        ("a:2,b:2", 1, "without spare and lost hosts there are too few slots for 4 ranks"),
     ],
 )
 def test_too_few_hosts(pool, hosts, spare, message):
@@ -81,22 +82,39 @@ def test_too_few_hosts(pool, hosts, spare, message):
         pool(hosts, 4, spare).assign()
 
 
-def test_all_hosts_are_lost(pool):
+def test_a_launcher_that_starts_nothing_loses_no_host(pool, capfd):
     hosts = pool("off1,off2", 2)
-    hosts.find_lost({}, set(), lambda: False)
-    with pytest.raises(ValueError, match="no host is left"):
-        hosts.assign()
+    assert hosts.find_lost({}, set(), lambda: False) == []
+    assert capfd.readouterr().err == (
+        "mpidist run: cannot look for lost hosts: no host answers (ssh: no route)\n"
+    )
+
+
+def test_a_search_that_fails_loses_no_host(pool, monkeypatch, capfd):
+    def memfd_create(name):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+    assert pool("a,off", 2).find_lost({}, set(), lambda: False) == []
+    assert "Too many open files" in capfd.readouterr().err
 
 
 def test_the_end_of_the_job_ends_the_search(pool, monkeypatch):
     monkeypatch.setattr(host_pool, "_PROBE_S", 600.0)
     hosts = pool("a,mute", 2)
-    assert hosts.find_lost({}, set(), lambda: True) == hosts.lost == []
+    assert hosts.find_lost({}, set(), lambda: True) == list(hosts.lost) == []
+
+
+def test_a_host_with_a_rank_that_answers_is_not_lost(pool):
+    hosts = pool("a:1,off1:2,off2:1,off3:1", 4)
+    hosts.assign()
+    assert hosts.find_lost_of({}, set(), [2, 3], lambda: False) == ["off2"]
 
 
 def test_batch_systems_look_for_lost_hosts_themselves(pool, monkeypatch):
+    hosts = pool("a,off", 2)
+    hosts.assign()
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a,off")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x2)")
-    hosts = pool("a,off", 2)
-    assert hosts.find_lost_while_running({}, set(), lambda: False) == []
+    assert hosts.find_lost_of({}, set(), [1], lambda: False) == []
     assert hosts.find_lost({}, set(), lambda: False) == ["off"]

@@ -13,7 +13,7 @@ INTERRUPTED, TIMED_OUT = (15, False), (0, True)
 
 def ended(folder, status, hosts=(), ending=(0, False), had_failed=False):
     result = Result(status, *ending, had_failed, 0, 0)
-    return report.report(folder, Layout(2), result, hosts, [], 5.0)
+    return report.report(folder, Layout(2), result, hosts, 5.0)
 
 
 def leave(folder, kind, rank, **facts):

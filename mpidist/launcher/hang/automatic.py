@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,15 @@ class Reporter:
 
     Args:
         folder: The run folder.
-        find_lost: Returns the hosts that were lost. It is called before the report on a long wait,
-            with a function that returns True to cancel the search.
+        find_lost: Returns the hosts that were lost. It gets the ranks that did not answer, and a
+            function that returns True to cancel the search.
     """
 
-    def __init__(self, folder: Path, find_lost: Callable[[Callable[[], bool]], list[str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        find_lost: Callable[[Sequence[int], Callable[[], bool]], list[str]],
+    ) -> None:
         self._folder = folder
         self._find_lost = find_lost
         self._stall = folder / "stall.json"
@@ -71,9 +75,9 @@ class Reporter:
         from mpidist.launcher.hang.report import report_on  # few jobs need it
 
         try:
-            if not why and self._find_lost(self._job_is_over.is_set):  # run_job ends the attempt
-                return
             report = report_on(self._folder)
+            if not why and self._find_lost(report.silent, self._job_is_over.is_set):
+                return  # run_job ends the attempt, whose reason names the hosts
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)
         except FileNotFoundError:  # the job has ended, and its folder is being removed
             return

@@ -73,6 +73,7 @@ class Report:
         evidence: Facts behind it, one a line.
         places: The activities of the ranks, merged.
         unanswered: Missing facts, one a line.
+        silent: The ranks that did not answer, and have not moved.
         waited_s: The longest wait of a blocked rank, in seconds.
     """
 
@@ -82,6 +83,7 @@ class Report:
     evidence: tuple[str, ...]
     places: tuple[Place, ...]
     unanswered: tuple[str, ...]
+    silent: tuple[int, ...]
     waited_s: float
 
     def as_json(self) -> dict[str, Any]:
@@ -135,6 +137,7 @@ def report_on(folder: Path) -> Report:
         tuple(dict.fromkeys(map(_sentence, (*cause.detail, *_unended(situation, cause))))),
         tuple(_places(situation)),
         tuple(_unanswered(situation)),
+        tuple(_silent(situation)),
         max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
     )
 
@@ -337,18 +340,30 @@ def _unended(situation: Situation, cause: Cause) -> list[str]:
     return lines[:_MOST_UNENDED]
 
 
+def _is_mute(rank: Rank) -> bool:
+    return rank.look is None and rank.is_live
+
+
+def _silent(situation: Situation) -> list[int]:
+    """Return the ranks that did not answer, and have not moved."""
+    if situation.facts.is_over or situation.facts.is_ending:
+        return []
+    mute = [rank.rank for rank in situation.facts.ranks if _is_mute(rank)]
+    return [rank for rank in mute if rank not in situation.moving]
+
+
 def _unanswered(situation: Situation) -> list[str]:
     """Return the missing facts."""
     if situation.facts.is_over:
         return ["The job is over, so there are no stacks."]
     ranks, lines = situation.facts.ranks, []
-    silent = [rank.rank for rank in ranks if rank.look is None and rank.is_live]
-    late = [rank for rank in silent if rank in situation.moving]
-    lost = [rank for rank in silent if rank not in late]
+    silent = _silent(situation)
+    late = [rank.rank for rank in ranks if _is_mute(rank) and rank.rank in situation.moving]
     if late:
         lines.append(f"{_names(late)} did not answer in time: the host may be busy.")
-    if lost and not situation.facts.is_ending:
-        lines.append(f"{_names(lost)} did not answer: the host may be down, or lack the run folder")
+    if silent:
+        text = "did not answer: the host may be down, or lack the run folder"
+        lines.append(f"{_names(silent)} {text}")
     mute = [
         rank.rank
         for rank in ranks
