@@ -208,7 +208,7 @@ def _run_attempts(
             status, reason = interrupted(number)
             restarts.add(folder, status, reason, pool.lost)
             return status, restarts.summary()
-        if is_ending():
+        if time.monotonic() > deadline:
             return TIMEOUT_STATUS, [
                 *restarts.summary(),
                 f"the job has run for {limit_s:g} s (--timeout); there is no further attempt",
