@@ -9,7 +9,7 @@ Variable                        Meaning                                         
 ``MPIDIST_START_TIMEOUT_S``     seconds that ``Server.start`` waits for the other tasks   60
 ``MPIDIST_CALL_TIMEOUT_S``      seconds that a call to another task may take              120
 ``MPIDIST_STALL_S``             seconds after which a waiting operation is reported, and  60
-                                ``mpidist run`` looks for lost hosts
+                                lost hosts of ``mpidist run --hosts`` are looked for
 ``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host

@@ -84,7 +84,7 @@ class Recorder:
 
     Attributes:
         ring: The mapped records.
-        slots: Positions of the records, in bytes, again and again.
+        slots: Iterator over the positions of the records in bytes, which never ends.
 
     Raises:
         OSError: The files cannot be made.

@@ -16,9 +16,12 @@ from mpidist.launcher.leftovers import descendants, kill
 from mpidist.launcher.vendors import Launcher
 
 _ANSWER = "this host starts programs"
+# The text is not in the command line, which some launchers print.
+_PROGRAM = ("-I", "-S", "-c", f"print(*{_ANSWER.split()})")
 # Time limit of a probe. A busy host starts a program in 1 to 2 s, also through ssh or srun.
 _PROBE_S = 10.0
-_PROBES_AT_ONCE = 64  # each is a process of the launcher on this host
+_PROBES_AT_ONCE = 32  # each is a process of the launcher on this host
+_PROBES = 2
 _POLL_S = 0.02
 
 Placement = tuple[tuple[str, int], ...]
@@ -40,7 +43,7 @@ class HostPool:
 
     Attributes:
         has_user_hosts: Whether the user has given the hosts.
-        lost: The hosts that were lost, each with what the launcher said.
+        lost: The hosts that were lost, each with the message of the launcher.
 
     Raises:
         ValueError: There are not enough hosts.
@@ -70,7 +73,7 @@ class HostPool:
         Raises:
             ValueError: The hosts do not have slots for all ranks.
         """
-        if not (self.has_user_hosts or self._spare or self.lost):
+        if not (self.has_user_hosts or self._spare):
             return ()
         used = self._hosts()[: self._most_used]
         slots = [slot for slot in self._slots if slot[0] in used]
@@ -94,25 +97,32 @@ class HostPool:
     ) -> list[str]:
         """Return the hosts that were lost since the last call, and add them to ``lost``.
 
-        A host is lost if the launcher cannot start a program there within 10 s. At most 64 hosts
-        are probed at once. If no host can be reached, the launcher does not work, and no host is
-        lost.
+        A host is lost if the launcher cannot start a program there within 10 s, twice. If no host
+        can be reached, the launcher does not work, and no host is lost.
 
         Args:
             environment: Environment of the launcher.
             signals: The value of :func:`blocked_signals`.
-            is_cancelled: Returns True to cancel the search. The result is then [], and no host is
-                added to ``lost``.
-            among: The hosts that may be lost; by default all.
+            is_cancelled: Returns True to cancel the search, and from then on. The result is then
+                [], and no host is added to ``lost``.
+            among: The hosts that may be lost; by default all. One more host is probed, too.
+
+        Returns:
+            [] if the launcher places the ranks: it may not use all hosts.
         """
-        hosts, failed = self._hosts(), dict[str, str]()
-        if len(hosts) < 2:
+        hosts = self._hosts()
+        if among is not None:
+            others = [host for host in hosts if host not in among]
+            hosts = [*among, *others[:1]]
+        if len(hosts) < 2 or not self._placement:
             return []
+        # A batch system may still end the processes of the last attempt.
+        environment = {**environment, "SLURM_OVERLAP": "1"}
+        failed = dict.fromkeys(hosts, "")
         try:
-            for start in range(0, len(hosts), _PROBES_AT_ONCE):
-                probed = hosts[start : start + _PROBES_AT_ONCE]
-                failed |= self._probe(probed, environment, signals, is_cancelled)
-        except OSError as error:
+            for _ in range(_PROBES):
+                failed = self._probe_all(list(failed), environment, signals, is_cancelled)
+        except (OSError, subprocess.SubprocessError) as error:
             sys.stderr.write(f"mpidist run: cannot look for lost hosts: {error}\n")
             return []
         if is_cancelled():
@@ -130,7 +140,8 @@ class HostPool:
         self,
         environment: Mapping[str, str],
         signals: set[int],
-        silent: Sequence[int],
+        silent: Collection[int],
+        alive: Collection[int],
         is_cancelled: Callable[[], bool],
     ) -> list[str]:
         """Return the hosts that were lost while the job runs; [] in a batch job.
@@ -141,12 +152,14 @@ class HostPool:
         Args:
             environment: Environment of the launcher.
             signals: The value of :func:`blocked_signals`.
-            silent: The ranks that do not answer. A host with another rank is not lost.
+            silent: The ranks that do not answer. Only their hosts may be lost.
+            alive: The ranks that answer. Their hosts are not lost.
             is_cancelled: As in :meth:`find_lost`.
         """
         among, first = [], 0
         for host, count in self._placement:
-            if set(range(first, first + count)) <= set(silent):
+            ranks = set(range(first, first + count))
+            if ranks & set(silent) and not ranks & set(alive):
                 among.append(host)
             first += count
         if not among or allocated_slots(os.environ):
@@ -156,6 +169,24 @@ class HostPool:
     def _hosts(self) -> list[str]:
         return [host for host in dict.fromkeys(h for h, _ in self._slots) if host not in self.lost]
 
+    def _probe_all(
+        self,
+        hosts: Sequence[str],
+        environment: Mapping[str, str],
+        signals: set[int],
+        is_cancelled: Callable[[], bool],
+    ) -> dict[str, str]:
+        """Return the hosts on which no program starts in time, with the launcher's messages.
+
+        Raises:
+            OSError: A process cannot be made.
+        """
+        failed: dict[str, str] = {}
+        for start in range(0, len(hosts), _PROBES_AT_ONCE):
+            probed = hosts[start : start + _PROBES_AT_ONCE]
+            failed |= self._probe(probed, environment, signals, is_cancelled)
+        return failed
+
     def _probe(
         self,
         hosts: Sequence[str],
@@ -163,12 +194,11 @@ class HostPool:
         signals: set[int],
         is_cancelled: Callable[[], bool],
     ) -> dict[str, str]:
-        """Return the hosts on which no program starts in time, each with what the launcher said.
+        """Probe some hosts at once; see :meth:`_probe_all`.
 
         Raises:
             OSError: A process cannot be made.
         """
-        program = [sys.executable, "-I", "-S", "-c", f"print({_ANSWER!r})"]
         failed: dict[str, str] = {}
         probes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
         with ExitStack() as stack:
@@ -177,7 +207,7 @@ class HostPool:
                     break
                 output = os.memfd_create("probe")  # a temporary folder may be full
                 stack.callback(os.close, output)
-                command = [*self._launcher.command(1, (), [(host, 1)]), *program]
+                command = [*self._launcher.command(1, (), [(host, 1)]), sys.executable, *_PROGRAM]
                 process = start_launcher(command, environment, signals, output=output)
                 stack.callback(_end, process)
                 probes[host] = process, output

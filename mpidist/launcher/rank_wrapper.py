@@ -209,12 +209,17 @@ class _Monitor:
     * If ``look.json`` in the run folder has a new request, it writes a report on the rank.
     * If the launcher's process on this host has died, it kills the rank and its descendants. They
       have inherited the connection of that process to mpiexec, so mpiexec would wait for ever.
+    * If ``job.json`` in the run folder is of a later attempt of the job, it kills them, too. This
+      host was cut off from the others, which have started again without it.
 
     Args:
         rank: The rank.
         pid: Its process.
         launcher: The launcher's process, which started this one.
         kill_rank: Kills the rank.
+
+    Attributes:
+        is_replaced: Whether a later attempt has begun.
     """
 
     def __init__(self, rank: str, pid: int, launcher: int, kill_rank: Callable[[], None]) -> None:
@@ -222,8 +227,10 @@ class _Monitor:
         self._pid = pid
         self._launcher = launcher
         self._kill_rank = kill_rank
-        self._path = os.path.join(os.environ["MPIDIST_RUN_DIR"], "look.json")
-        self._changed = 0
+        self._look = _File("look.json")
+        self._job = _File("job.json")
+        self._own_job = self._job.read_if_changed()
+        self.is_replaced = False
 
     def start(self) -> None:
         """Start the timer."""
@@ -236,32 +243,58 @@ class _Monitor:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
     def _check(self, _number: int, _frame: object) -> None:
-        if os.getppid() != self._launcher:
-            children = _rank_look("descendants")(self._pid)
-            self._kill_rank()
-            for child in children:
-                with suppress(ProcessLookupError):
-                    os.kill(int(child), signal.SIGKILL)
-            return
-        try:
-            changed = os.stat(self._path).st_mtime_ns
-        except OSError:  # there is no request
-            return
-        if changed == self._changed:
-            return
-        self._changed = changed
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
-            with open(self._path, encoding="utf-8") as file:
-                request = json.load(file)
-            look = _rank_look("look")
-            look(self._rank, self._pid, request["number"], request["stacks_signal"])
+            job, own = self._job.read_if_changed(), self._own_job
+            if job is not None and own is not None and job["pid"] == own["pid"]:
+                self.is_replaced = job["host"] == own["host"] and job["attempt"] > own["attempt"]
+            if self.is_replaced or os.getppid() != self._launcher:
+                self._kill()
+                return
+            request = self._look.read_if_changed()
+            if request is not None:
+                look = _rank_look("look")
+                look(self._rank, self._pid, request["number"], request["stacks_signal"])
         except Exception as error:  # it would end waitid in main()
             try:
                 sys.stderr.write(f"mpidist run: cannot look at rank {self._rank} ({error!r})\n")
             except OSError:
                 return  # the launcher has ended
         signal.setitimer(signal.ITIMER_REAL, _MONITOR_S, _MONITOR_S)
+
+    def _kill(self) -> None:
+        try:
+            children = _rank_look("descendants")(self._pid)
+        finally:
+            self._kill_rank()
+        for child in children:
+            with suppress(OSError):
+                os.kill(int(child), signal.SIGKILL)
+
+
+class _File:
+    """A JSON file of the run folder that others replace.
+
+    Args:
+        name: Its name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path = os.path.join(os.environ["MPIDIST_RUN_DIR"], name)
+        self._changed = 0
+
+    def read_if_changed(self) -> dict[str, Any] | None:
+        """Return the content if it has changed since the last call; None if not."""
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+            if changed == self._changed:
+                return None
+            with open(self._path, encoding="utf-8") as file:
+                content: dict[str, Any] = json.load(file)
+        except OSError:  # there is none
+            return None
+        self._changed = changed
+        return content
 
 
 def _rank_look(function: str) -> Any:
@@ -331,7 +364,8 @@ def main(arguments: list[str]) -> None:
     terminated = bool(in_time) or fatal in received
     facts = {"signal": fatal, "exit_code": code, "terminated": terminated}
     try:
-        _write_record("exit", rank, child, ended, **facts)
+        if not monitor.is_replaced:  # otherwise the run folder belongs to another attempt
+            _write_record("exit", rank, child, ended, **facts)
     except OSError as error:  # the launcher must see the end of the rank all the same
         sys.stderr.write(f"mpidist run: cannot record how rank {rank} ended ({error})\n")
     if fatal is not None:

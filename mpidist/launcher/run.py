@@ -34,7 +34,7 @@ from mpidist.launcher.job import (
     run_job,
 )
 from mpidist.launcher.layout import Layout, add_job_options, add_script, layout_of, script_words
-from mpidist.launcher.leftovers import no_shared_files, temporary_folder
+from mpidist.launcher.leftovers import end_descendants, no_shared_files, temporary_folder
 from mpidist.launcher.report import TIMEOUT_STATUS, first_failure, report, saves_on_signal
 from mpidist.launcher.restarts import Restarts, ending_signals, interrupted
 from mpidist.launcher.run_folder import clear_records, read_records, write_end
@@ -127,7 +127,6 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     try:
         layout = layout_of(namespace)
         launcher = find_launcher()
-        _check(namespace, layout.ranks)
         variables = _variables(namespace.env)
         given: Slots = []
         if namespace.hostfile is not None:
@@ -136,7 +135,8 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
             given = parse_hosts(namespace.hosts)
         pool = HostPool(launcher, given, layout.ranks, namespace.spare)
         job = _Job(namespace, layout, launcher, variables, pool)
-        job.command(pool.assign())  # an error if the launcher cannot take hosts
+        job.command(pool.assign())  # an error without a script, or if the launcher takes no hosts
+        _check(namespace, layout.ranks)
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
     try:
@@ -151,7 +151,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     with blocked_signals() as signals, temporary_folder("mpidist-run-") as scratch:
         folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
         try:
-            _prepare(folder)
+            _prepare(folder, layout, 0)
         except OSError as error:
             parser.error(f"--run-dir must be a folder that you can write ({error})")
         status, lines = _run_attempts(job, folder, scratch, signals)
@@ -189,16 +189,17 @@ def _run_attempts(
         goes_on = restarts.may_go_on(folder, result)
         if goes_on:
             pool.find_lost(environment, signals, is_ending)
+            end_descendants(0.0)  # of probes
         new = [host for host in pool.lost if host not in lost_before]
-        if lost := ", ".join(host for host in new if host in hosts or not hosts):
-            reason = f"{lost} cannot be reached any more; {reason}"
+        if reason and (lost := ", ".join(host for host in new if host in hosts)):
+            reason = f"{lost} cannot be reached; {reason}"
             restarts.explain(reason)
         lines += [f"{host} cannot be reached: {pool.lost[host]}" for host in new]
         if not goes_on:
             return status, [*lines, *restarts.summary()]
         try:
             placement = pool.assign()
-            _prepare(folder)
+            _prepare(folder, job.layout, len(restarts.attempts))
         except (ValueError, OSError) as error:
             without = f" without {', '.join(pool.lost)}" if pool.lost else ""
             return status, [*lines, *restarts.summary(), f"no further attempt{without}: {error}"]
@@ -209,16 +210,22 @@ def _run_attempts(
             restarts.add(folder, status, reason, pool.lost)
             return status, restarts.summary()
         if time.monotonic() > deadline:
-            return TIMEOUT_STATUS, [
-                *restarts.summary(),
-                f"the job has run for {limit_s:g} s (--timeout); there is no further attempt",
-            ]
+            reason = f"the job ran longer than --timeout {limit_s:g} s before the next attempt"
+            restarts.add(folder, TIMEOUT_STATUS, reason, pool.lost)
+            return TIMEOUT_STATUS, restarts.summary()
 
 
-def _prepare(folder: Path) -> None:
-    """Make the run folder, or remove the records of an earlier attempt from it."""
+def _prepare(folder: Path, layout: Layout, attempt: int) -> None:
+    """Make the run folder, or remove the records of an earlier attempt from it.
+
+    Args:
+        folder: The run folder.
+        layout: The ranks and their jobs.
+        attempt: Number of earlier attempts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     clear_records(folder)
+    write_job(folder, layout, attempt)
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,6 @@ class _Job:
         deadline: float,
     ) -> Result:
         """Run the job once."""
-        write_job(folder, self.layout)
         lost_before, vendor = len(self.pool.lost), self.launcher.vendor
         standard_input = listen_for_rank_0() if self.namespace.stdin else None
         name = name_of(standard_input) if standard_input else ""

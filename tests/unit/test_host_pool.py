@@ -1,6 +1,8 @@
 """The hosts of the attempts of a job, with a stand-in for the launcher."""
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +12,13 @@ from mpidist.launcher.hosts import parse_hosts
 from mpidist.launcher.vendors import VENDORS, Launcher
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
-# Hosts "off..." fail as ssh does, and hosts "mute..." never answer.
+# Hosts "off..." fail as ssh does, hosts "mute..." never answer, and hosts "once..." fail once.
 LAUNCHER = """#!/bin/sh
 [ "$1" = -hosts ] || exit 3
 case "$2" in
     off*) echo "ssh: no route"; exit 255;;
     mute*) exec /bin/sleep 600;;
+    once*) [ -e "$ONCE" ] || { : > "$ONCE"; exit 255; }; shift 4; exec "$@";;
     *) shift 4; exec "$@";;
 esac
 """
@@ -24,7 +27,7 @@ esac
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
     """Provide a maker of pools with a stand-in for the launcher."""
-    monkeypatch.setattr(host_pool, "_PROBE_S", 2.0)
+    monkeypatch.setattr(host_pool, "_PROBE_S", 3.0)
     path = tmp_path / "mpiexec"
     path.write_text(LAUNCHER)
     path.chmod(0o755)
@@ -62,10 +65,8 @@ def test_the_hosts_of_a_batch_job(pool, monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
     assert pool("", 4, spare=1).assign() == (("n1", 2), ("n2", 2))
     hosts = pool("", 4)
-    assert hosts.assign() == ()  # the launcher chooses
-    hosts.find_lost({}, set(), lambda: False)
-    assert hosts.lost == {"off": "ssh: no route"}
-    assert hosts.assign() == (("n1", 2), ("n2", 2))
+    assert hosts.assign() == ()  # the launcher places the ranks, perhaps not on all hosts
+    assert hosts.find_lost({}, set(), lambda: False) == []
     assert pool("", 4, vendor="intelmpi").assign() == ()
 
 
@@ -84,6 +85,7 @@ def test_too_few_hosts(pool, hosts, spare, message):
 
 def test_a_launcher_that_starts_nothing_loses_no_host(pool, capfd):
     hosts = pool("off1,off2", 2)
+    hosts.assign()
     assert hosts.find_lost({}, set(), lambda: False) == []
     assert capfd.readouterr().err == (
         "mpidist run: cannot look for lost hosts: no host answers (ssh: no route)\n"
@@ -95,20 +97,51 @@ def test_a_search_that_fails_loses_no_host(pool, monkeypatch, capfd):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", memfd_create)
-    assert pool("a,off", 2).find_lost({}, set(), lambda: False) == []
+    hosts = pool("a,off", 2)
+    hosts.assign()
+    assert hosts.find_lost({}, set(), lambda: False) == []
     assert "Too many open files" in capfd.readouterr().err
 
 
-def test_the_end_of_the_job_ends_the_search(pool, monkeypatch):
+def test_a_search_is_cancelled(pool, monkeypatch):
     monkeypatch.setattr(host_pool, "_PROBE_S", 600.0)
     hosts = pool("a,mute", 2)
-    assert hosts.find_lost({}, set(), lambda: True) == list(hosts.lost) == []
+    hosts.assign()
+    seen = []
+
+    def is_cancelled():
+        seen.extend(children().split())
+        return bool(seen)
+
+    assert hosts.find_lost({}, set(), is_cancelled) == list(hosts.lost) == []
+    assert seen
+    assert not children()
 
 
-def test_a_host_with_a_rank_that_answers_is_not_lost(pool):
+def children():
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+
+
+def test_a_host_that_answers_the_second_time_is_not_lost(pool, tmp_path):
+    hosts = pool("a,once", 2)
+    hosts.assign()
+    assert hosts.find_lost({"ONCE": str(tmp_path / "asked")}, set(), lambda: False) == []
+    assert (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("silent", "alive", "lost"),
+    [
+        ([2, 3], [0, 1], ["off2"]),
+        ([1, 2, 3], [0], ["off1", "off2"]),
+        ([1, 3], [0], ["off1", "off2"]),  # rank 2 has ended
+        ([], [0, 1, 2, 3], []),
+    ],
+)
+def test_a_host_with_a_rank_that_answers_is_not_lost(pool, silent, alive, lost):
     hosts = pool("a:1,off1:2,off2:1,off3:1", 4)
     hosts.assign()
-    assert hosts.find_lost_of({}, set(), [2, 3], lambda: False) == ["off2"]
+    assert hosts.find_lost_of({}, set(), silent, alive, lambda: False) == lost
 
 
 def test_batch_systems_look_for_lost_hosts_themselves(pool, monkeypatch):
@@ -116,5 +149,5 @@ def test_batch_systems_look_for_lost_hosts_themselves(pool, monkeypatch):
     hosts.assign()
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a,off")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x2)")
-    assert hosts.find_lost_of({}, set(), [1], lambda: False) == []
+    assert hosts.find_lost_of({}, set(), [1], [0], lambda: False) == []
     assert hosts.find_lost({}, set(), lambda: False) == ["off"]

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,36 @@ def test_killed(rank, tmp_path):
     left = record(rank, tmp_path)
     assert (left["exit_code"], left["signal"], left["terminated"]) == (None, signal.SIGKILL, False)
     assert rank.returncode == -signal.SIGKILL
+
+
+def begin_attempt(folder, number):
+    part = folder / "job.json.new"
+    part.write_text(json.dumps({"pid": 7, "host": "n1", "attempt": number}))
+    part.replace(folder / "job.json")
+
+
+def test_a_rank_ends_without_a_record_when_a_later_attempt_begins(tmp_path):
+    begin_attempt(tmp_path, 0)
+    child = "subprocess.Popen(['sleep', '600'])"
+    program = f"import subprocess, time; print({child}.pid, flush=True); time.sleep(600)"
+    process = subprocess.Popen(
+        [*WRAPPER, "-c", program],
+        env={**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    pid = int(process.stdout.readline())
+    begin_attempt(tmp_path, 1)
+    assert process.wait(30) == -signal.SIGKILL
+    wait_for_end(pid)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json"]
+    process.communicate()
+
+
+def wait_for_end(pid):
+    deadline = time.monotonic() + 30
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
 
 
 def test_signals_that_the_rank_may_know(tmp_path):

@@ -19,14 +19,14 @@ class Reporter:
 
     Args:
         folder: The run folder.
-        find_lost: Returns the hosts that were lost. It gets the ranks that did not answer, and a
-            function that returns True to cancel the search.
+        find_lost: Returns the hosts that were lost. Its arguments are the ranks that do not answer,
+            those that do, and a function that returns True to cancel the search.
     """
 
     def __init__(
         self,
         folder: Path,
-        find_lost: Callable[[Sequence[int], Callable[[], bool]], list[str]],
+        find_lost: Callable[[Sequence[int], Sequence[int], Callable[[], bool]], list[str]],
     ) -> None:
         self._folder = folder
         self._find_lost = find_lost
@@ -76,7 +76,7 @@ class Reporter:
 
         try:
             report = report_on(self._folder)
-            if not why and self._find_lost(report.silent, self._job_is_over.is_set):
+            if not why and self._find_lost(report.silent, report.alive, self._is_wanted):
                 return  # run_job ends the attempt, whose reason names the hosts
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)
         except FileNotFoundError:  # the job has ended, and its folder is being removed
@@ -88,6 +88,10 @@ class Reporter:
                 "".join(["\n", *(f"mpidist run: {line}".rstrip() + "\n" for line in lines)])
             )
             sys.stderr.flush()
+
+    def _is_wanted(self) -> bool:
+        """Return whether the job is over, or another report is due."""
+        return self._job_is_over.is_set() or bool(self._wanted)
 
     def _lines_of_stall(self, report: Report) -> list[str]:
         """Return the report on ranks that have waited for long; [] if nothing is stuck.

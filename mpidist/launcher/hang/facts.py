@@ -153,13 +153,22 @@ class Facts:
         return self.is_over or self.failed is not None or any(terminated)
 
 
-def write_job(folder: Path, layout: Layout) -> None:
-    """Write ``job.json``: the number of ranks and their jobs, and the process of mpidist run."""
+def write_job(folder: Path, layout: Layout, attempt: int) -> None:
+    """Write ``job.json``: the ranks, the process of mpidist run, and the attempt.
+
+    Args:
+        folder: The run folder.
+        layout: The ranks and their jobs.
+        attempt: Number of earlier attempts of the job.
+    """
     names = [layout.task(rank) for rank in range(layout.ranks)]
     job = {
-        "ranks": layout.ranks, "names": names, "pid": os.getpid(), "host": socket.gethostname()
+        "ranks": layout.ranks, "names": names, "pid": os.getpid(), "host": socket.gethostname(),
+        "attempt": attempt,
     }  # fmt: skip
-    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    part = folder / "job.json.new"
+    part.write_text(json.dumps(job), encoding="utf-8")
+    part.replace(folder / "job.json")
 
 
 def running_jobs() -> list[tuple[Path, str]]:

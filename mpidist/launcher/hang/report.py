@@ -74,6 +74,7 @@ class Report:
         places: The activities of the ranks, merged.
         unanswered: Missing facts, one a line.
         silent: The ranks that did not answer, and have not moved.
+        alive: The other ranks that have not ended.
         waited_s: The longest wait of a blocked rank, in seconds.
     """
 
@@ -84,6 +85,7 @@ class Report:
     places: tuple[Place, ...]
     unanswered: tuple[str, ...]
     silent: tuple[int, ...]
+    alive: tuple[int, ...]
     waited_s: float
 
     def as_json(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def report_on(folder: Path) -> Report:
     """
     situation = Situation(gather(folder))
     cause = find_cause(situation)
+    silent = _silent(situation)
     return Report(
         folder,
         cause,
@@ -137,7 +140,8 @@ def report_on(folder: Path) -> Report:
         tuple(dict.fromkeys(map(_sentence, (*cause.detail, *_unended(situation, cause))))),
         tuple(_places(situation)),
         tuple(_unanswered(situation)),
-        tuple(_silent(situation)),
+        tuple(silent),
+        tuple(r.rank for r in situation.facts.ranks if r.is_live and r.rank not in silent),
         max((situation.facts.time - since for since in situation.wait_starts()), default=0.0),
     )
 

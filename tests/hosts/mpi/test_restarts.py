@@ -76,7 +76,7 @@ def test_other_hosts_take_the_ranks_of_a_lost_one(lose_node2, given, count, befo
     assert status == 0, err
     names = [" ".join(f"node{digit}" for digit in digits.split()) for digits in (before, after)]
     assert out == [f"0 {names[0]}\n", "ready\n", f"20 {names[1]}\n", "total 780.0 780.0\n"]
-    assert "mpidist run: attempt 1: node2 cannot be reached any more; the launcher ended" in err
+    assert "mpidist run: attempt 1: node2 cannot be reached; the launcher ended" in err
     begins = "mpidist run: attempt 2 begins without node2 (last checkpoint: step 20; "
     assert f"{begins}0 of 2 restarts without progress)" in err
     assert err.endswith("mpidist run: attempt 2, without node2: success (saved step 40)\n")
