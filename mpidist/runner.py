@@ -282,8 +282,10 @@ class Runner:
         if world is not None:
             import traceback
 
-            error.with_traceback(_of_user(error.__traceback__))
-            trace = "".join(traceback.format_exception(error))
+            trace = ""  # a job that has saved and stopped has not failed
+            if error.code != STOP_STATUS:
+                error.with_traceback(_of_user(error.__traceback__))
+                trace = "".join(traceback.format_exception(error))
             world.shutdown.end_job(reason, trace, error.code)
         self._record(reason, status)
         if _mpi_runs():

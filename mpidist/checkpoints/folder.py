@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,21 @@ def reported(path: str) -> Iterator[None]:
         raise FailedPreconditionError(
             f"cannot write the checkpoint {path!r}: {error}; there must be room for it, and every "
             "process that writes a part must be able to write into its folder"
+        ) from error
+
+
+def check_writable(directory: str) -> None:
+    """Make a folder for checkpoints, and check that files can be written there.
+
+    Raises:
+        FailedPreconditionError: They cannot.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"cannot write checkpoints into {directory!r}: {error}; give another folder"
         ) from error
 
 
@@ -145,7 +161,8 @@ class Writing:
             _tidy(self._directory)
             # The new checkpoint stays even if another job has saved later checkpoints meanwhile.
             for old in checkpoints(self._directory)[: -self._keep]:
-                if old != self.path:
+                # A folder without an index may belong to another program.
+                if old != self.path and index_of(old) is not None:
                     _remove(old)
 
 

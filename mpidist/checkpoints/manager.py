@@ -321,7 +321,13 @@ class CheckpointManager(ABC):
     # Internals
 
     def _begin_steps(self) -> None:
-        """Handle the signals that tell the job to stop, from now on."""
+        """Handle the signals that tell the job to stop, from now on.
+
+        Raises:
+            FailedPreconditionError: The folder cannot be written.
+        """
+        if self._rank == 0:
+            folder.check_writable(self._directory)
         self._handlers = {}
         if not config.hooks or threading.current_thread() is not threading.main_thread():
             return

@@ -82,9 +82,11 @@ class HostPool:
         except ValueError:
             if not (self._spare or self.lost):
                 raise
+            kind = (
+                "remaining hosts have" if self.lost else f"hosts without {self._spare} spare have"
+            )
             raise ValueError(
-                f"without spare and lost hosts there are too few slots for {self._ranks} ranks; "
-                "add hosts"
+                f"the {kind} too few slots for {self._ranks} ranks; give more hosts"
             ) from None
         return self._placement
 

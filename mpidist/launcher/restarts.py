@@ -51,6 +51,7 @@ class Restarts:
         self._used = 0
         self._best = -1
         self._progress = False  # of the last attempt
+        self._is_exhausted = False
         self.attempts: list[Attempt] = []
 
     def add(self, folder: Path, status: int, reason: str, lost: Iterable[str]) -> None:
@@ -78,7 +79,10 @@ class Restarts:
         last = self.attempts[-1]
         told = result.signal or result.timed_out or result.told_to_save or stopped_by(folder)
         # Only a closed pipe, as of `| head`, is a failure without a reason.
-        if not last.status or not last.reason or told or self._used >= self._most:
+        if not last.status or not last.reason or told:
+            return False
+        if self._used >= self._most:
+            self._is_exhausted = self._most > 0
             return False
         self._used += not self._progress
         return True
@@ -93,7 +97,11 @@ class Restarts:
         Args:
             lost: The hosts that were lost.
         """
-        last = "no checkpoint yet" if self._best < 0 else f"last checkpoint: step {self._best}"
+        last = (
+            "no checkpoint by this job yet"
+            if self._best < 0
+            else f"last checkpoint: step {self._best}"
+        )
         delay = f" in {self._delay_s:g} s" if self._delay_s else ""
         without = f" without {', '.join(lost)}" if lost else ""
         return (
@@ -118,9 +126,13 @@ class Restarts:
             return [attempt.reason for attempt in self.attempts if attempt.reason]
         lines = []
         for number, attempt in enumerate(self.attempts, 1):
-            saved = "no checkpoint" if attempt.step is None else f"saved step {attempt.step}"
+            saved = "no new checkpoint" if attempt.step is None else f"saved step {attempt.step}"
             without = f", without {', '.join(attempt.lost)}" if attempt.lost else ""
             lines.append(f"attempt {number}{without}: {attempt.reason or 'success'} ({saved})")
+        if self._is_exhausted:
+            lines.append(
+                f"no further attempt: {self._used} of {self._most} restarts without progress"
+            )
         return lines
 
 

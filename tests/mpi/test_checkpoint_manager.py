@@ -67,6 +67,24 @@ def test_saves_every_few_steps_and_at_the_end(tmp_path):
         checkpoints.save()
 
 
+def test_folders_of_other_programs_stay(tmp_path):
+    (tmp_path / "step-0").mkdir()
+    (tmp_path / "step-0" / "model.pt").touch()
+    with dist.Checkpoints(tmp_path, {"a": np.zeros(3)}, every=1, keep=1) as checkpoints:
+        for _ in range(5):
+            checkpoints.step()
+    assert names(tmp_path) == ["step-0", "step-5"]
+    assert names(tmp_path / "step-0") == ["model.pt"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_at_the_begin(tmp_path):
+    (tmp_path / "file").touch()
+    problem = f"cannot write checkpoints into '{tmp_path}/file': .*; give another folder"
+    checkpoints = dist.Checkpoints(tmp_path / "file", {"a": np.zeros(3)})
+    with pytest.raises(FailedPreconditionError, match=problem):
+        checkpoints.step()
+
+
 def test_the_copy_is_that_of_the_step(tmp_path):
     a = np.zeros(4 << 20)
     checkpoints = dist.Checkpoints(tmp_path, {"a": a})

@@ -75,7 +75,7 @@ def test_the_hosts_of_a_batch_job(pool, monkeypatch):
     [
         ("", 1, "--spare needs the names of the hosts: give --hosts or --hostfile"),
         ("a,b", 2, "--spare 2 leaves no host for the ranks: there are 2"),
-        ("a:2,b:2", 1, "without spare and lost hosts there are too few slots for 4 ranks"),
+        ("a:2,b:2", 1, "the hosts without the 1 spare ones have too few slots for 4 ranks"),
     ],
 )
 def test_too_few_hosts(pool, hosts, spare, message):

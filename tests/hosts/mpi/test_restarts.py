@@ -88,6 +88,6 @@ def test_too_few_hosts_are_left(lose_node2):
     assert status not in (0, 75), err
     assert len(out) == 2
     assert (
-        "mpidist run: no further attempt without node2: without spare and lost hosts there are too "
-        "few slots for 4 ranks; add hosts\n"
+        "mpidist run: no further attempt without node2: the remaining hosts have too few slots for "
+        "4 ranks; give more hosts\n"
     ) in err
