@@ -82,11 +82,11 @@ class HostPool:
         except ValueError:
             if not (self._spare or self.lost):
                 raise
-            kind = (
-                "remaining hosts have" if self.lost else f"hosts without {self._spare} spare have"
+            which = (
+                "remaining hosts" if self.lost else f"hosts without the {self._spare} spare ones"
             )
             raise ValueError(
-                f"the {kind} too few slots for {self._ranks} ranks; give more hosts"
+                f"the {which} have too few slots for {self._ranks} ranks; give more hosts"
             ) from None
         return self._placement
 
