@@ -97,11 +97,7 @@ class Restarts:
         Args:
             lost: The hosts that were lost.
         """
-        last = (
-            "no checkpoint by this job yet"
-            if self._best < 0
-            else f"last checkpoint: step {self._best}"
-        )
+        last = "no new checkpoint yet" if self._best < 0 else f"last checkpoint: step {self._best}"
         delay = f" in {self._delay_s:g} s" if self._delay_s else ""
         without = f" without {', '.join(lost)}" if lost else ""
         return (
@@ -130,9 +126,7 @@ class Restarts:
             without = f", without {', '.join(attempt.lost)}" if attempt.lost else ""
             lines.append(f"attempt {number}{without}: {attempt.reason or 'success'} ({saved})")
         if self._is_exhausted:
-            lines.append(
-                f"no further attempt: {self._used} of {self._most} restarts without progress"
-            )
+            lines.append(f"no further attempt after {self._used} restarts without progress")
         return lines
 
 
