@@ -24,6 +24,7 @@ from strategy import ParameterServerStrategy, get_variable, optimizers
 
 VARIABLES = 16
 PRODUCTS = (1, 10)  # of matrices in a step: some 2 and 20 ms
+LIMIT_S = 60.0  # for a checkpoint
 COLUMNS = ["MiB", "step", "save", "held up", "all steps", "share"]
 
 
@@ -77,6 +78,8 @@ def measure(args, folder):
             times["held up"].append(time.perf_counter() - begun - alone)
             steps = 1
             while checkpoints.path == last:
+                if time.perf_counter() - begun > LIMIT_S:
+                    raise SystemExit("the checkpoint is not complete: is there room on the disk?")
                 step(products)
                 steps += 1
             times["all steps"].append(time.perf_counter() - begun - steps * alone)

@@ -123,7 +123,10 @@ class HostPool:
         failed = dict.fromkeys(hosts, "")
         try:
             for _ in range(_PROBES):
-                failed = self._probe_all(list(failed), environment, signals, is_cancelled)
+                probed, failed = list(failed), {}
+                for start in range(0, len(probed), _PROBES_AT_ONCE):
+                    batch = probed[start : start + _PROBES_AT_ONCE]
+                    failed |= self._probe(batch, environment, signals, is_cancelled)
         except (OSError, subprocess.SubprocessError) as error:
             sys.stderr.write(f"mpidist run: cannot look for lost hosts: {error}\n")
             return []
@@ -171,24 +174,6 @@ class HostPool:
     def _hosts(self) -> list[str]:
         return [host for host in dict.fromkeys(h for h, _ in self._slots) if host not in self.lost]
 
-    def _probe_all(
-        self,
-        hosts: Sequence[str],
-        environment: Mapping[str, str],
-        signals: set[int],
-        is_cancelled: Callable[[], bool],
-    ) -> dict[str, str]:
-        """Return the hosts on which no program starts in time, with the launcher's messages.
-
-        Raises:
-            OSError: A process cannot be made.
-        """
-        failed: dict[str, str] = {}
-        for start in range(0, len(hosts), _PROBES_AT_ONCE):
-            probed = hosts[start : start + _PROBES_AT_ONCE]
-            failed |= self._probe(probed, environment, signals, is_cancelled)
-        return failed
-
     def _probe(
         self,
         hosts: Sequence[str],
@@ -196,7 +181,7 @@ class HostPool:
         signals: set[int],
         is_cancelled: Callable[[], bool],
     ) -> dict[str, str]:
-        """Probe some hosts at once; see :meth:`_probe_all`.
+        """Return the hosts on which no program starts in time, with the launcher's messages.
 
         Raises:
             OSError: A process cannot be made.

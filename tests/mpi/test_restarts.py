@@ -230,6 +230,7 @@ def test_arrays_are_saved_before_the_job_stops(tmp_path, number):
         tmp_path, ["-n", "2", "--restarts", "3"], arrays(pause_s=0.05), meddle=when_up(number)
     )
     assert ended.status == 75, ended.err
+    assert "Traceback" not in ended.err
     found = re.fullmatch(
         r"stopped by signal 10 \(SIGUSR1\) after step (\d+), which is saved in (.*/step-\1); the "
         "same command continues there",

@@ -83,12 +83,15 @@ def test_a_rank_ends_without_a_record_when_a_later_attempt_begins(tmp_path):
         env={**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
     )
-    pid = int(process.stdout.readline())
-    begin_attempt(tmp_path, 1)
-    assert process.wait(30) == -signal.SIGKILL
+    try:
+        pid = int(process.stdout.readline())
+        begin_attempt(tmp_path, 1)
+        assert process.wait(30) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.communicate()
     wait_for_end(pid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json"]
-    process.communicate()
 
 
 def wait_for_end(pid):

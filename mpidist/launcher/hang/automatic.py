@@ -19,8 +19,8 @@ class Reporter:
 
     Args:
         folder: The run folder.
-        find_lost: Returns the hosts that were lost. Its arguments are the ranks that do not answer,
-            those that do, and a function that returns True to cancel the search.
+        find_lost: Returns the lost hosts. Arguments: the silent ranks, the ranks that answer, and a
+            function that returns True to cancel the search.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Reporter:
 
         try:
             report = report_on(self._folder)
-            if not why and self._find_lost(report.silent, report.alive, self._is_wanted):
+            if not why and self._find_lost(report.silent, report.alive, self._is_search_cancelled):
                 return  # run_job ends the attempt, whose reason names the hosts
             lines = [why, *report.lines()] if why else self._lines_of_stall(report)
         except FileNotFoundError:  # the job has ended, and its folder is being removed
@@ -89,7 +89,7 @@ class Reporter:
             )
             sys.stderr.flush()
 
-    def _is_wanted(self) -> bool:
+    def _is_search_cancelled(self) -> bool:
         """Return whether the job is over, or another report is due."""
         return self._job_is_over.is_set() or bool(self._wanted)
 
