@@ -23,7 +23,7 @@ from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 VARIABLES = 16
-PRODUCTS = (1, 10)  # of matrices in a step: some 2 and 20 ms
+PRODUCTS = (1, 10, 30)  # of matrices in a step: some 2, 20 and 60 ms
 LIMIT_S = 60.0  # for a checkpoint
 COLUMNS = ["MiB", "step", "save", "held up", "all steps", "share"]
 

@@ -117,6 +117,9 @@ class Checkpoints(CheckpointManager):
     def _global_step(self) -> int:
         return self._steps
 
+    def _names(self) -> list[str]:
+        return list(self._arrays)
+
     def _copy_arrays(self, paths: Sequence[str]) -> Callable[[], None]:
         for name, array in self._arrays.items():
             view = host_view(array)
@@ -139,7 +142,10 @@ class Checkpoints(CheckpointManager):
         return problems or []
 
     def _restore_arrays(self, path: str) -> None:
-        files = folder.files_in(path, folder.index_of(path))
+        index = folder.index_of(path)
+        files = folder.files_in(path, index, self._parts_writer)
+        if self._rank == 0:
+            folder.warn_of_others(path, index, self._arrays)
         if len(files) == self._size:
             found = _read(files[self._rank], self._arrays)
         elif self._rule is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import secrets
@@ -11,12 +12,20 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from mpidist.errors import DataLossError, Error, FailedPreconditionError, NotFoundError
+from mpidist.errors import (
+    DataLossError,
+    Error,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from mpidist.mpi.records import write_checkpoint
+
+logger = logging.getLogger(__name__)
 
 _INDEX = "index.json"
 _FORMAT = 1
@@ -24,6 +33,7 @@ _NAME = re.compile(r"step-(\d+)(\.old-[0-9a-f]+)?")
 _FILE = re.compile(r"(ps|rank)-\d+-of-\d+\.safetensors")
 _PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
 _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
+_WRITERS = {"ps": "a strategy", "rank": "mpidist.Checkpoints"}
 # A temporary folder without changes for this time is abandoned, even if its writer is on another
 # host and cannot be checked.
 _ABANDONED_S = 3600.0
@@ -250,10 +260,22 @@ def _saved_ns(path: str) -> int:
     return saved if isinstance(saved, int) else 0
 
 
-def variables_in(index: bytes) -> list[str]:
-    """Return the names of a checkpoint's variables, or [] if the index file lacks them."""
-    names = fact(index, "variables")
-    return [str(name) for name in names] if isinstance(names, list) else []
+def warn_of_others(path: str, index: bytes | None, names: Collection[str]) -> None:
+    """Log a warning if a checkpoint has more variables than the program.
+
+    Args:
+        path: Folder of the checkpoint.
+        index: Content of its index file.
+        names: Names of the variables of the program.
+    """
+    stored = fact(index, "variables")
+    stored = map(str, stored) if isinstance(stored, list) else ()
+    others = [name for name in stored if name not in names]
+    if others:
+        logger.warning(
+            "the checkpoint %s has %s, which the program does not have at restore(): they are not "
+            "restored, and later checkpoints will not have them", path, others,
+        )  # fmt: skip
 
 
 def fact(index: bytes | None, name: str) -> Any:
@@ -274,15 +296,17 @@ def index_of(path: str) -> bytes | None:
         return None
 
 
-def files_in(path: str, index: bytes | None) -> list[str]:
-    """Return the paths of the servers' files of a checkpoint.
+def files_in(path: str, index: bytes | None, writer: str) -> list[str]:
+    """Return the paths of the files with arrays of a checkpoint.
 
     Args:
         path: Folder of the checkpoint.
         index: Content of the index file; None if the file cannot be read.
+        writer: See :class:`Writing`.
 
     Raises:
         NotFoundError: The index file cannot be read.
+        InvalidArgumentError: The checkpoint has another writer.
         DataLossError: The index file is damaged, or has another format.
     """
     if index is None:
@@ -305,9 +329,15 @@ def files_in(path: str, index: bytes | None) -> list[str]:
         raise DataLossError(
             f"the index of {path!r} is damaged (its files are {files!r}); restore an older one"
         )
+    found = files[0].partition("-")[0]
+    if found != writer:
+        raise InvalidArgumentError(
+            f"the checkpoint {path!r} was written by {_WRITERS[found]}, and {_WRITERS[writer]} "
+            "cannot restore it: give another folder"
+        )
     return [os.path.join(path, name) for name in files]
 
 
 def _is_file(name: object) -> bool:
-    """Return whether this is the name of a server's file. Such a name has no path."""
+    """Return whether this is the name of a file with arrays. Such a name has no path."""
     return isinstance(name, str) and _FILE.fullmatch(name) is not None

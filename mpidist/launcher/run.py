@@ -68,7 +68,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--hosts",
         metavar="A,B:2,...",
         help="run on these hosts, ranks in their order; N behind a colon is the most ranks that a "
-        "host takes. They need a --run-dir, the script and this Python at the same paths",
+        "host takes. Hosts other than this one need a --run-dir, the script and this Python at the "
+        "same paths",
     )
     hosts.add_argument("--hostfile", metavar="FILE", help="hosts, one a line: A:2, or A slots=2")
     parser.add_argument(
@@ -334,6 +335,8 @@ def _check(namespace: argparse.Namespace, ranks: int) -> None:
         raise ValueError(f"--restarts {namespace.restarts} is negative; give 0 or more")
     if not 0 <= namespace.restart_delay < math.inf:
         raise ValueError(f"--restart-delay {namespace.restart_delay:g} is not a number of seconds")
+    if namespace.restart_delay and not namespace.restarts:
+        raise ValueError("--restart-delay: there are no restarts; give --restarts, too")
     if namespace.restarts and namespace.stdin:
         raise ValueError("--stdin can be read only once: leave out --restarts, or read a file")
     if namespace.spare < 0:

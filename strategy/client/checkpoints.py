@@ -99,7 +99,7 @@ class CheckpointClient:
         if index is not None:
             remotes = dict(self._own_remotes)
             known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
-            self._check_fits(path, folder.files_in(path, index), known)
+            self._check_fits(path, folder.files_in(path, index, "ps"), known)
         first = self._connections[0]
         asked = pb.RestoreRequest(connection=first.number, path=path, index=index or b"")
         asked.number = self._completed + 1
@@ -153,7 +153,7 @@ class CheckpointClient:
 
     def _send_arrays(self, path: str, index: bytes | None) -> None:
         """Send the arrays of a checkpoint to the ps tasks, for the variables of all workers."""
-        files = folder.files_in(path, index)
+        files = folder.files_in(path, index, "ps")
         servers = [(one, _variables_of(one)) for one in self._connections]
         known = {
             one.name: (origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
@@ -169,13 +169,7 @@ class CheckpointClient:
                 f"the checkpoint {path!r} is gone, or another one is in its place; restore the "
                 "newest one"
             )
-        made = {origin.variable for origin, _ in known.values()}
-        left = [name for name in folder.variables_in(index or b"") if name not in made]
-        if left:
-            logger.warning(
-                "the checkpoint %s has variables that the program has not made before restore(), "
-                "and that later checkpoints will not have: %s", path, left,
-            )  # fmt: skip
+        folder.warn_of_others(path, index, {origin.variable for origin, _ in known.values()})
 
     def _check_fits(
         self, path: str, files: Sequence[str], known: Mapping[str, tuple[Origin, np.dtype[Any]]]

@@ -14,6 +14,7 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from strategy import ParameterServerStrategy, get_variable
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -170,6 +171,29 @@ def test_what_a_checkpoint_lacks(tmp_path):
     (tmp_path / "step-0" / "index.json").write_bytes(b"{")
     with pytest.raises(DataLossError, match=r"the index of .* is damaged"):
         dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).restore()
+
+
+def test_a_checkpoint_with_more_arrays_is_restored_with_a_warning(tmp_path, caplog):
+    dist.Checkpoints(tmp_path, {"a": np.ones(3), "b": np.ones(2)}).close()
+    a = np.zeros(3)
+    dist.Checkpoints(tmp_path, {"a": a}).restore()
+    assert a.tolist() == [1, 1, 1]
+    (record,) = caplog.records
+    assert "has ['b'], which the program does not have" in record.getMessage()
+
+
+def test_checkpoints_of_strategies_and_of_groups_are_different(tmp_path):
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        get_variable("a", initializer=1.0)
+    saved = strategy.save(str(tmp_path / "strategy"))
+    with dist.Checkpoints(tmp_path / "group", {"a": np.ones(1)}) as checkpoints:
+        pass
+    with pytest.raises(InvalidArgumentError, match=r"by a strategy, and mpidist\.Checkpoints"):
+        dist.Checkpoints(tmp_path / "strategy", {"a": np.zeros(1)}).restore()
+    with pytest.raises(InvalidArgumentError, match=r"by mpidist\.Checkpoints, and a strategy"):
+        strategy.restore(checkpoints.path)
+    strategy.restore(saved)
 
 
 def test_a_dtype_that_files_do_not_have(tmp_path):

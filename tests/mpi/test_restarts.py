@@ -337,6 +337,7 @@ def test_a_second_signal_ends_the_job_at_once(tmp_path):
     [
         (["--restarts", "-1"], "--restarts -1 is negative"),
         (["--restart-delay", "nan"], "--restart-delay nan is not a number of seconds"),
+        (["--restart-delay", "1"], "--restart-delay: there are no restarts"),
         (["--restarts", "1", "--stdin"], "--stdin can be read only once"),
         (["--env", "MPIDIST_RESTART=3"], "MPIDIST_RESTART is set by mpidist run itself"),
     ],

@@ -65,7 +65,7 @@ def write(directory, step, shards=(), keep=3, servers=1):
 
 
 def files_in(path):
-    return folder.files_in(path, index_of(path))
+    return folder.files_in(path, index_of(path), "ps")
 
 
 def names(directory):
@@ -176,7 +176,7 @@ def test_a_foreign_index(tmp_path, files):
 
 def test_an_index_without_an_end():
     with pytest.raises(DataLossError, match="restore an older one"):
-        folder.files_in("step-1", b"[" * 200_000)
+        folder.files_in("step-1", b"[" * 200_000, "ps")
 
 
 @pytest.mark.parametrize("name", ["absent", "folder", "file"])
@@ -455,7 +455,7 @@ def test_a_folder_of_checkpoints_is_none(tmp_path):
     write(tmp_path, 3)
     write(tmp_path, 1)
     with pytest.raises(NotFoundError, match=r"is not a checkpoint.*holds step-3, step-1: latest"):
-        folder.files_in(str(tmp_path), None)
+        folder.files_in(str(tmp_path), None, "ps")
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

@@ -6,6 +6,7 @@ from strategy import ParameterServerStrategy, get_variable
 def test_a_save_at_a_lower_step_stays(tmp_path):
     for step in (1000, 2000, 3000):
         (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "index.json").write_text("{}")
     path = ParameterServerStrategy().save(str(tmp_path), keep=3)
     assert path.endswith("step-0")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0", "step-2000", "step-3000"]

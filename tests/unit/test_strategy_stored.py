@@ -62,7 +62,7 @@ WAYS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 5))
 @given(written=WAYS, read=WAYS)
 def test_parts_are_read_from_other_parts(tmp_path_factory, written, read):
     path = save_parts(tmp_path_factory.mktemp("saved"), *written)
-    files = folder.files_in(path, folder.index_of(path))
+    files = folder.files_in(path, folder.index_of(path), "ps")
     found = dict(saved.read_shards(files, {name: origin for name, origin, _ in parts(*read)}))
     for name, _, values in parts(*read):
         for stored, more in ((found[name].data, 0), (found[name].slots["Adam/m"], 1)):
