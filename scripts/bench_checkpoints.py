@@ -11,6 +11,7 @@ percent. The sides take turns.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -58,7 +59,8 @@ def measure(args, folder):
     momentum, sgd = optimizers.SGD(1e-3, momentum=0.9), optimizers.SGD(1e-3)
     momentum.apply_gradients([(np.ones(size, np.float32), one) for one in large]).wait()
     matrix, gradient = np.ones((300, 300)), np.ones(1024, np.float32)
-    checkpoints = strategy.checkpoints(folder)
+    checkpoints = strategy.checkpoints(os.path.join(folder, "beside"))
+    stopped = os.path.join(folder, "stopped")
 
     def step(products):
         for _ in range(products):
@@ -69,7 +71,7 @@ def measure(args, folder):
     for products in PRODUCTS:
         times = {"step": [], "save": [], "held up": [], "all steps": []}
         for _ in range(args.rounds + 1):
-            times["save"].append(timed(lambda: strategy.save(folder)))
+            times["save"].append(timed(strategy.save, stopped))
             alone = statistics.median(timed(step, products) for _ in range(20))
             last, begun = checkpoints.path, time.perf_counter()
             checkpoints.save()

@@ -469,6 +469,11 @@ class CheckpointManager(ABC):
         running = [report.steps for report in reports if not report.ended] or [0]
         if stop and self._pace is Pace.FREE and min(running) < max(running):
             return None, _nothing, _Decision([], "", stop, ended, max(running))
+        if self._path is None and (earlier := folder.checkpoints(self._directory)):
+            logger.warning(
+                "restore() has not been called, and the folder has the checkpoint %s: it is "
+                "removed when there are %d later ones", earlier[-1], self._keep,
+            )  # fmt: skip
         files = _states_of(self._extra)
         for name in self._own:
             states = [report.states[name] for report in reports]

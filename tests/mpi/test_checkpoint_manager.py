@@ -182,6 +182,18 @@ def test_a_checkpoint_with_more_arrays_is_restored_with_a_warning(tmp_path, capl
     assert "has ['b'], which the program does not have" in record.getMessage()
 
 
+def test_a_job_that_does_not_restore_replaces_checkpoints_with_a_warning(tmp_path, caplog):
+    dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).close()
+    assert not caplog.records
+    with dist.Checkpoints(tmp_path, {"a": np.zeros(3)}, every=1, keep=2) as checkpoints:
+        for _ in range(3):
+            checkpoints.step()
+    (record,) = caplog.records
+    assert "restore() has not been called" in record.getMessage()
+    assert str(tmp_path / "step-0") in record.getMessage()
+    assert names(tmp_path) == ["step-2", "step-3"]
+
+
 def test_checkpoints_of_strategies_and_of_groups_are_different(tmp_path):
     strategy = ParameterServerStrategy()
     with strategy.scope():
