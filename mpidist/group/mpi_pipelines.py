@@ -78,11 +78,12 @@ class ReductionPipeline:
         combine = self._combination(op, own)
         arriving, leaving = self._buffers(own, length)
         segments = -(-own.size // length)
+        keeps_arrived = op.name == "exscan" and target < 0
         tag = _TAGS[op.sequence % _OPERATIONS * _SEGMENTS + segments % _SEGMENTS]
         for start in range(0, own.size, length):
             result = mine = own[start : start + length]
             if source >= 0:
-                arrived = arriving[: mine.size]
+                arrived = mine if keeps_arrived else arriving[: mine.size]
                 self._comm.Recv(arrived, source, tag)
                 self._wait_for_sent()
                 in_place = op.name == "scan" or (op.name == "reduce" and target < 0)
@@ -90,7 +91,7 @@ class ReductionPipeline:
                     result = leaving[: mine.size]
                 if in_place or target >= 0:
                     combine(arrived, mine, result)
-                if op.name == "exscan":
+                if op.name == "exscan" and not keeps_arrived:
                     mine[...] = arrived
             else:
                 self._wait_for_sent()
