@@ -144,8 +144,6 @@ class Checkpoints(CheckpointManager):
     def _restore_arrays(self, path: str) -> None:
         index = folder.index_of(path)
         files = folder.files_in(path, index, self._parts_writer)
-        if self._rank == 0:
-            folder.warn_of_others(path, index, self._arrays)
         if len(files) == self._size:
             found = _read(files[self._rank], self._arrays)
         elif self._rule is None:
@@ -171,6 +169,8 @@ class Checkpoints(CheckpointManager):
             np.copyto(view, found[name])
             if isinstance(view, HostStaging):
                 view.upload()
+        if self._rank == 0:
+            folder.warn_of_others(path, index, self._arrays)
 
 
 def _shape(array: Array) -> str:

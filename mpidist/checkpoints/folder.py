@@ -33,6 +33,7 @@ _NAME = re.compile(r"step-(\d+)(\.old-[0-9a-f]+)?")
 _FILE = re.compile(r"(ps|rank)-\d+-of-\d+\.safetensors")
 _PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
 _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
+_MOST_NAMES = 10  # in a message
 _WRITERS = {"ps": "a strategy", "rank": "mpidist.Checkpoints"}
 # A temporary folder without changes for this time is abandoned, even if its writer is on another
 # host and cannot be checked.
@@ -261,20 +262,22 @@ def _saved_ns(path: str) -> int:
 
 
 def warn_of_others(path: str, index: bytes | None, names: Collection[str]) -> None:
-    """Log a warning if a checkpoint has more variables than the program.
+    """Log a warning if a checkpoint has more arrays than the program.
 
     Args:
         path: Folder of the checkpoint.
         index: Content of its index file.
-        names: Names of the variables of the program.
+        names: Names of the arrays of the program.
     """
     stored = fact(index, "variables")
     stored = map(str, stored) if isinstance(stored, list) else ()
     others = [name for name in stored if name not in names]
     if others:
+        more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
         logger.warning(
-            "the checkpoint %s has %s, which the program does not have at restore(): they are not "
-            "restored, and later checkpoints will not have them", path, others,
+            "the checkpoint %s has %s%s, which the program does not have at restore(): they are "
+            "not restored, and later checkpoints will not have them",
+            path, others[:_MOST_NAMES], more,
         )  # fmt: skip
 
 
@@ -325,19 +328,16 @@ def files_in(path: str, index: bytes | None, writer: str) -> list[str]:
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
     files = facts.get("files")
-    if not isinstance(files, list) or not files or not all(map(_is_file, files)):
+    names = files if isinstance(files, list) else []
+    matches = [_FILE.fullmatch(str(name)) for name in names]  # so no name has a path
+    writers = {match[1] if match else "" for match in matches}
+    if len(writers) != 1 or "" in writers:
         raise DataLossError(
             f"the index of {path!r} is damaged (its files are {files!r}); restore an older one"
         )
-    found = files[0].partition("-")[0]
-    if found != writer:
+    if writer not in writers:
         raise InvalidArgumentError(
-            f"the checkpoint {path!r} was written by {_WRITERS[found]}, and {_WRITERS[writer]} "
-            "cannot restore it: give another folder"
+            f"the checkpoint {path!r} was written by {_WRITERS[writers.pop()]}, and "
+            f"{_WRITERS[writer]} cannot restore it: give another folder"
         )
-    return [os.path.join(path, name) for name in files]
-
-
-def _is_file(name: object) -> bool:
-    """Return whether this is the name of a file with arrays. Such a name has no path."""
-    return isinstance(name, str) and _FILE.fullmatch(name) is not None
+    return [os.path.join(path, name) for name in names]

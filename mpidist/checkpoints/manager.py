@@ -15,7 +15,6 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +26,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from mpidist.checkpoints import folder
+from mpidist.checkpoints.writer import Writer
 from mpidist.config import config
 from mpidist.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from mpidist.group import ProcessGroup
@@ -151,9 +151,7 @@ class CheckpointManager(ABC):
         self._pace = Pace.BOUNDED if self._group is None else pace
         self._flags = np.zeros(3, np.int32)
         self._stop = 0
-        # One thread for all checkpoints. To start a thread takes 2 ms while the cores are busy.
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="mpidist-checkpoint")
-        self._writing: Future[None] | None = None
+        self._writer = Writer()
         self._problem = ""
         self._path: str | None = None
         self._stopped_by = 0
@@ -361,7 +359,7 @@ class CheckpointManager(ABC):
                 if it had no handler.
         """
         self._closed = True
-        self._writer.shutdown(wait=False)
+        self._writer.close()
         if self._handlers:
             self._record()
         for number, handler in (self._handlers or {}).items():
@@ -405,7 +403,7 @@ class CheckpointManager(ABC):
             except Error as error:
                 write = partial(_fail, error)  # rank 0 learns it from the writing thread
         if told.paths:
-            self._writing = self._writer.submit(self._finish, writing, write)
+            self._writer.start(partial(self._finish, writing, write))
         if told.stop or told.ended:
             self._wait_for_last(told)
         return told.ended
@@ -533,10 +531,9 @@ class CheckpointManager(ABC):
             self._problem = ""
 
     def _wait_for_writer(self) -> None:
-        if self._writing is not None:
+        if self._writer.is_busy():
             with waiting_for("the last checkpoint to be written"):
-                self._writing.result()
-            self._writing = None
+                self._writer.wait()
 
     def _wait_for_last(self, decision: _Decision) -> None:
         """Wait for the checkpoint before the end of the job. Stop the job after a signal."""

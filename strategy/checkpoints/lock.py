@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from mpidist import errors
+from mpidist.mpi import fork
 from strategy.protocol.cluster import Host
 
 
@@ -28,8 +29,9 @@ class CheckpointLock:
             call: The method that needs the lock, for the message.
 
         Raises:
-            FailedPreconditionError: This thread holds the lock.
+            FailedPreconditionError: This thread holds the lock, or this is a forked child.
         """
+        fork.check()  # the parent may have held the lock
         me = threading.get_ident()
         if self._holder == me:
             raise errors.FailedPreconditionError(

@@ -174,12 +174,16 @@ def test_what_a_checkpoint_lacks(tmp_path):
 
 
 def test_a_checkpoint_with_more_arrays_is_restored_with_a_warning(tmp_path, caplog):
-    dist.Checkpoints(tmp_path, {"a": np.ones(3), "b": np.ones(2)}).close()
+    more = {f"b{n}": np.ones(2) for n in range(12)}
+    dist.Checkpoints(tmp_path, {"a": np.ones(3), **more}).close()
+    with pytest.raises(NotFoundError):
+        dist.Checkpoints(tmp_path, {"c": np.zeros(1)}).restore()
+    assert not caplog.records
     a = np.zeros(3)
     dist.Checkpoints(tmp_path, {"a": a}).restore()
     assert a.tolist() == [1, 1, 1]
     (record,) = caplog.records
-    assert "has ['b'], which the program does not have" in record.getMessage()
+    assert "'b9'] and 2 more, which the program does not have" in record.getMessage()
 
 
 def test_a_job_that_does_not_restore_replaces_checkpoints_with_a_warning(tmp_path, caplog):

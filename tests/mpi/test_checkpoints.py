@@ -147,3 +147,50 @@ def test_the_default_group_stays_free_for_other_threads(tmp_path):
     ended = run_job(tmp_path, ["-n", "2"], script)
     assert ended.status == 0, ended.err
     assert ended.out == "['step-20']\n"
+
+
+def test_saves_after_the_end_of_the_script(tmp_path):
+    """A thread trains on, and an exit handler saves the end of another training."""
+    script = (
+        HEAD
+        + """
+    import atexit, threading
+
+    group = dist.new_group()
+
+    def train():
+        threading.main_thread().join()
+        with dist.Checkpoints(saved, {"a": np.zeros(3)}, every=2) as checkpoints:
+            for _ in range(6):
+                checkpoints.step()
+
+    threading.Thread(target=train).start()
+    other = dist.Checkpoints(f"{saved}-at-exit", {"a": np.zeros(3)}, every=2, group=group)
+    other.step()
+    atexit.register(other.close)
+    """
+    )
+    ended = run_job(tmp_path, ["-n", "2"], script)
+    assert ended.status == 0, ended.err
+    assert {one.name for one in (tmp_path / "saved").iterdir()} == {"step-2", "step-4", "step-6"}
+    assert [one.name for one in (tmp_path / "saved-at-exit").iterdir()] == ["step-1"]
+
+
+def test_an_error_of_the_writing_thread_ends_the_job(tmp_path):
+    script = (
+        HEAD
+        + """
+    import time
+
+    def fail(self, problem):
+        raise RuntimeError("the message was not sent")
+
+    dist.Checkpoints._gather_problems = fail
+    checkpoints = dist.Checkpoints(saved, {"a": np.zeros(3)}, every=1)
+    checkpoints.step()
+    time.sleep(60)
+    """
+    )
+    ended = run_job(tmp_path, ["-n", "2"], script)
+    assert ended.status == 1
+    assert "failed first: RuntimeError: the message was not sent" in ended.err

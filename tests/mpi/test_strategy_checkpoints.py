@@ -281,3 +281,36 @@ def test_workers_that_save_at_once_make_one_checkpoint_a_round(world, folder):
     for _, refusals, step, values in results[2:]:
         assert all("is being saved already" in message for message in refusals)
         assert (step, values) == (rounds - 1, {1.0 - rounds})
+
+
+def test_a_child_that_is_forked_during_a_save_ends_with_an_error(tmp_path):
+    """The parent holds the lock of saves. The child gets a copy that nobody releases."""
+    script = """
+    import os, sys
+    import mpidist
+    from mpidist.cluster_resolver import MPIClusterResolver
+    from strategy import ParameterServerStrategy, get_variable
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    resolver = MPIClusterResolver({"ps": 1, "worker": -1})
+    with mpidist.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+    ) as server:
+        if resolver.task_type == "ps":
+            server.join()
+        else:
+            strategy = ParameterServerStrategy()
+            with strategy.scope():
+                get_variable("v", 1 << 23, initializer="zeros")
+            checkpoints = strategy.checkpoints(os.path.join(here, "saved"), every=1)
+            checkpoints.step()
+            child = os.fork()
+            if not child:
+                sys.exit()
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            checkpoints.close()
+    """
+    ended = run_job(tmp_path, ["--ps", "1", "--worker", "1"], script)
+    assert ended.status == 0, ended.err
+    assert ended.out == "1\n"
+    assert "was forked from process" in ended.err

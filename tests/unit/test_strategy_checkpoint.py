@@ -164,7 +164,8 @@ def test_a_damaged_index(tmp_path, index):
 @pytest.mark.parametrize(
     "files",
     ["", ', "files": 5', ', "files": []', ', "files": [7]', ', "files": "ps-0-of-1.safetensors"']
-    + [f', "files": ["{name}"]' for name in ("../x", "/x", "a/ps-0-of-1.safetensors", "x", "")],
+    + [f', "files": ["{name}"]' for name in ("../x", "/x", "a/ps-0-of-1.safetensors", "x", "")]
+    + [', "files": ["ps-0-of-2.safetensors", "rank-1-of-2.safetensors"]'],
 )
 def test_a_foreign_index(tmp_path, files):
     path = write(tmp_path, 1)
