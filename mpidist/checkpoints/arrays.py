@@ -93,7 +93,8 @@ class Checkpoints(CheckpointManager):
             raise ValueError(f"rule must be 'first' or a function, not {rule!r}")
         # Groups of its own: other threads may use the group of the caller at the same time.
         ranks, written = (
-            make_group(whole, whole.ranks, name) for name in ("checkpoints", "written checkpoints")
+            make_group(whole, whole.ranks, name)
+            for name in ("mpidist.Checkpoints", "mpidist.Checkpoints, writing")
         )
         assert ranks is not None
         assert written is not None

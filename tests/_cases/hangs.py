@@ -18,6 +18,8 @@ VERDICTS = {
     "waiting": ["slow", "stuck"],
     "child": ["slow", "stuck"],
     "socket": ["slow", "stuck"],
+    "event_loop": ["slow"],
+    "window_lock": ["unknown"],
 }
 CAUSES_BY_LINES = ("missing_call", "different_calls", "deadlock")
 
@@ -324,7 +326,61 @@ else:
     right.barrier()  # stuck
     left.barrier()
 """,
-        "deadlock", [0, 1], ("barrier", "Use the groups in the same order"),
+        "deadlock", [0, 1], ("barrier", "use the groups in different orders"),
+    ),
+    "a swallowed exception in one of two groups": Hang(
+        GROUP + """
+left, right = dist.new_group([0, 1]), dist.new_group([2, 3])
+def step(number):
+    if number == 4 and RANK == 3:
+        raise ValueError("bad record")
+    (left if RANK < 2 else right).all_reduce(array)
+for number in range(8):
+    if number == 7 and RANK > 1:
+        ready()
+    try:
+        step(number)  # waits
+    except ValueError:
+        pass
+group.barrier()  # stuck
+""",
+        "deadlock", [2, 3],
+        ("has made 7 collectives of group 'group 2'", "Either a rank has skipped a call"),
+        layout=("-n", "4"), ready=(2, 3),
+    ),
+    "a ring in which a rank sends to the wrong rank": Hang(
+        GROUP + """
+ready()
+got = group.irecv(array, (RANK - 1) % 3)
+group.isend(np.ones(8), 1 if RANK == 2 else RANK + 1)
+got.wait()  # stuck
+group.barrier()  # waits
+""",
+        "missing_call", [0], ("Rank 0 waits in recv", "was sent to another rank"), **THREE,
+    ),
+    "a step without the manager of checkpoints": Hang(
+        GROUP + """
+with dist.Checkpoints(FOLDER / "saved", {"a": array}) as checkpoints:
+    checkpoints.restore()
+    for number in range(6):
+        if number == 5:
+            ready()
+        if (number, RANK) == (3, 1):
+            continue
+        checkpoints.step()  # stuck
+    group.barrier()  # stuck
+""",
+        "deadlock", [0, 1],
+        ("has made 6 collectives of group 'mpidist.Checkpoints'", "restore(), step(), save()"),
+    ),
+    "a manager of checkpoints on one rank alone": Hang(
+        GROUP + """
+ready()
+if RANK == 0:
+    dist.Checkpoints(FOLDER / "saved", {"a": array})  # stuck
+group.barrier()  # stuck
+""",
+        "deadlock", [0, 1], ("All ranks must make the manager of checkpoints",),
     ),
     "a part of the job is stuck": Hang(
         GROUP + """
@@ -461,6 +517,25 @@ child.join()  # stuck
 """),
         "child", [1], ("rank 1",),
     ),
+    "a server that no process connects to": Hang(
+        alone("""
+import socket
+server = socket.create_server(("localhost", 0))
+ready()
+server.accept()  # stuck
+"""),
+        "accept", [1], ("rank 1", "waits for a process that connects"),
+    ),
+    "a coroutine that awaits an empty queue": Hang(
+        alone("""
+import asyncio
+async def take():
+    ready()
+    await asyncio.Queue().get()
+asyncio.run(take())  # stuck
+"""),
+        "event_loop", [1], ("rank 1", "event loop of asyncio"),
+    ),
     "a socket without data": Hang(
         alone("""
 import socket
@@ -575,6 +650,23 @@ else:
 """,
         ("missing_call", "different_calls"), ([1], [1]), ("Recv", "Allreduce"), **THREE,
     ),
+    "mpi4py: a window that another rank has locked": Hang(
+        PLAIN + """
+window = MPI.Win.Allocate(8, comm=world)
+if RANK == 0:
+    window.Lock(0, MPI.LOCK_EXCLUSIVE)
+    world.send(None, 1)
+    ready()
+    world.Barrier()  # stuck
+else:
+    world.recv(source=0)
+    ready()
+    window.Lock(0, MPI.LOCK_EXCLUSIVE)  # stuck
+    window.Get(np.ones(1), 0)
+    window.Unlock(0)
+""",
+        "window_lock", [0, 1], ("may hold the lock of the window",),
+    ),
     "mpi4py: a rank computes": Hang(
         PLAIN + """
 ready()
@@ -658,6 +750,23 @@ def train(server):
 serve(train)
 """,
         "deadlock", [1, 2], ("worker 1", "step 4", "finish()"),
+        layout=("--ps", "1", "--worker", "2"), ready=(1, 2),
+    ),
+    "sync: a worker makes fewer steps, and receives by mpi4py": Hang(
+        STRATEGY + """
+from mpi4py import MPI
+def train(server):
+    with ParameterServerStrategy(mode="sync").scope():
+        v = variable()
+    for number in range(4 + resolver.task_id):
+        if number == 3:
+            ready()
+        step(v)  # waits
+    if resolver.task_id == 0:
+        MPI.COMM_WORLD.recv(source=2)  # stuck
+serve(train)
+""",
+        "deadlock", [1, 2], ("is in COMM_WORLD.recv(source=2) at", "worker 1", "finish()"),
         layout=("--ps", "1", "--worker", "2"), ready=(1, 2),
     ),
     "sync: two of three workers sleep, and one is needed": Hang(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -63,9 +64,9 @@ class Activity:
     Attributes:
         kind: ``"waits"`` for ranks in a call of this package, ``"foreign"`` in one of mpi4py or
             torch, ``"start"`` in MPI_Init, ``"computing"``, ``"sleeping"``, ``"swapped"``,
-            ``"lock"``, ``"file"``, ``"child"``, ``"socket"``, ``"thread"`` for ranks that wait for
-            a thread at their exit, ``"stopped"``, ``"debugger"``, ``"ended"``, ``"failed"`` or
-            ``"unknown"``.
+            ``"lock"``, ``"file"``, ``"child"``, ``"socket"``, ``"accept"``, ``"event_loop"``,
+            ``"thread"`` for ranks that wait for a thread at their exit, ``"stopped"``,
+            ``"debugger"``, ``"ended"``, ``"failed"`` or ``"unknown"``.
         text: The activity in words, which follow the name of the rank.
         frame: The line of the script, or None.
         is_of_helper: Whether the main thread waits for a thread or process that computes.
@@ -194,7 +195,7 @@ def _by_kernel(rank: Rank, frame: Frame | None, note: str) -> Activity:
             "computing", f"runs code{at}, and uses {min(busy, 1.0):.0%} of a core", frame
         )
     blocked = _blocked_in(rank, main, at, frame)
-    if blocked.kind in ("lock", "child", "socket", "file"):
+    if blocked.kind in ("lock", "child", "socket", "accept", "event_loop", "file"):
         threads = [each for each in rank.look["threads"].values() if each is not main]
         if any(each["busy"] > _LITTLE for each in (*threads, *rank.look["children"].values())):
             text = f"waits for a thread or a child process that computes{at}"
@@ -214,6 +215,9 @@ def _blocked_in(rank: Rank, main: Mapping[str, Any], at: str, frame: Frame | Non
     if waits_in.startswith(_SLEEPS):
         return Activity("sleeping", f"sleeps{at}", frame)
     polls = any(word in waits_in for word in _POLL)
+    functions = [each.function for stack in rank.stacks[-1:] for each in stack[:_NEAR]]
+    if polls and "_run_once" in functions and any("/asyncio/" in file for file in inner):
+        return Activity("event_loop", f"is in the event loop of asyncio, which is idle{at}", frame)
     if waits_in.startswith(_CHILD) or (children and polls and waits_for_child):
         named = f"its child process {children[0]}" if len(children) == 1 else "a child process"
         return Activity("child", f"waits for {named}{at}", frame)
@@ -229,6 +233,8 @@ def _blocked_in(rank: Rank, main: Mapping[str, Any], at: str, frame: Frame | Non
         return Activity("file", f"waits for a disk or a file server (in {waits_in}){at}", frame)
     if waits_in.startswith("futex"):
         return Activity("lock", f"waits for a lock, a queue or another thread{at}", frame)
+    if functions[:1] == ["accept"] or waits_in.startswith("inet_csk_accept"):
+        return Activity("accept", f"waits for a process that connects to it{at}", frame)
     if polls or any(word in waits_in for word in _SOCKET):
         return Activity("socket", f"waits for data of a connection{at}", frame)
     call = waits_in if waits_in not in ("", "0") else "a call"  # the kernel may hide the call
@@ -259,7 +265,9 @@ def _call_of_mpi(frame: Frame) -> str | None:
         return None
     if not _USES_MPI.search("".join(linecache.getlines(frame.file))):
         return None
-    return source[found.start() :]
+    depths = itertools.accumulate((c == "(") - (c == ")") for c in source[found.end() :])
+    length = next((n for n, depth in enumerate(depths, 1) if depth < 0), len(source))
+    return source[found.start() : found.end() + length]
 
 
 def _call_of_torch(stack: Stack, inner: Stack, kind: str) -> str | None:

@@ -22,11 +22,12 @@ from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS
 
 Verdict = Literal["stuck", "slow", "moving", "ended", "unknown"]
 # Activities that stop a rank, and activities that may only be slow.
-_HELD = ("stopped", "debugger", "file", "thread", "lock", "child", "socket")
+_HELD = ("stopped", "debugger", "file", "thread", "lock", "child", "socket", "accept")
 _FIRM = ("ended", *_HELD)
-_SOFT = ("swapped", "sleeping", "computing")
+_SOFT = ("swapped", "sleeping", "event_loop", "computing")
 _RECEIVES = re.compile(r"is in [\w.]+\.[Rr]ecv\b")
 _SENDS = re.compile(r"is in [\w.]+\.[Ss]?[Ss]end\b")
+_WINDOWS = re.compile(r"is in [\w.]+\.(?:Lock|Unlock|Flush)")
 # Reasons of ranks that got SIGINT. The user interrupts the job, so none of them is at fault.
 _CTRL_C = (INTERRUPTED, f"killed by {describe_signal(signal.SIGINT)}")
 # Waits that mpidist.mpi.waiting_for describes.
@@ -109,13 +110,14 @@ class Situation:
         kind = self.activities[rank].kind
         if kind in ("foreign", "start"):
             # The partners of a call of mpi4py or torch are not known; MPI_Init needs all ranks.
-            return {
+            ranks = {
                 other.rank
                 for other in self.facts.ranks
                 if self.activities[other.rank].kind != kind
                 and not (kind == "start" and other.has_started_mpi)
             }
-        ranks = set[int]().union(*(wait.ranks for wait in self.blocked.get(rank, []))) - {rank}
+        else:
+            ranks = set[int]().union(*(wait.ranks for wait in self.blocked.get(rank, []))) - {rank}
         busy = {other for other in ranks if not self.serves(other)}
         return busy or ranks
 
@@ -341,6 +343,8 @@ def _in_foreign_calls(situation: Situation, ranks: tuple[int, ...]) -> Cause:
     for one_sided in (_RECEIVES, _SENDS):
         if all(one_sided.search(activity.text) for activity in activities):
             return Cause("unknown", "deadlock", ranks, ranks)
+    if any(_WINDOWS.search(activity.text) for activity in activities):
+        return Cause("unknown", "window_lock", ranks, ranks)
     lines = Counter(activity.frame for activity in activities)
     if len(lines) == 1:
         return Cause("unknown", "unknown", ranks, ranks)

@@ -37,8 +37,13 @@ _ADVICE = {
     "lines.",
     "thread": "Make the thread a daemon, or end it before the end of the script.",
     "debugger": "Continue in the debugger, or end it.",
-    "socket": "Look at the process at the other end of the connection.",
+    "socket": "Look at the process that should send data.",
+    "accept": "Look at the process that should connect.",
+    "event_loop": "A coroutine may await something that never comes: ask again, and compare the "
+    "lines.",
     "child": "Look at the child process with py-spy or ps.",
+    "window_lock": "Another rank may hold the lock of the window: unlock it before a call that "
+    "waits for other ranks.",
     "swapped": "Give the job more memory, or start fewer ranks on the host.",
     "waiting": "Ask again, and look at the tasks that the ranks wait for.",
     "unknown": "Look at the lines below, or ask again.",
@@ -189,6 +194,16 @@ def _advice(situation: Situation, cause: Cause) -> str:
     """Return the next step of the user, in one or a few sentences."""
     if cause.kind == "deadlock":
         return _advice_on_cycle(situation, cause)
+    if cause.kind == "missing_call" and any(
+        wait.entry is not None and not wait.entry.sequence
+        for rank in cause.ranks
+        for wait in situation.blocked.get(rank, [])
+    ):
+        return (
+            "Every rank of a group must make the same calls: look for a branch, an exception or a "
+            f"loop of another length on {_names(cause.ranks)}. Or the message was not sent, or was "
+            "sent to another rank."
+        )
     if cause.kind == "lock":
         texts = dict.fromkeys(_behind_lock(situation.facts.ranks[rank]) for rank in cause.ranks)
         return " ".join(list(texts)[:_MOST_NAMES])
@@ -202,14 +217,26 @@ def _advice(situation: Situation, cause: Cause) -> str:
 def _advice_on_cycle(situation: Situation, cause: Cause) -> str:
     """Return the advice on ranks that wait for each other."""
     waits = [wait for rank in cause.ranks for wait in situation.blocked.get(rank, [])]
+    texts = [activity_text(situation, rank) for rank in cause.ranks]
+    if any("checkpoints" in text.lower() for text in (*texts, *cause.detail)):
+        return (
+            "All ranks must make the manager of checkpoints, and make the same calls on it: "
+            "restore(), step(), save() and close()."
+        )
     if any(OF_STRATEGY in wait.wait.what for wait in waits):
         return (
-            "A worker that makes no more steps must call finish() of its strategy before it waits "
-            "for other workers."
+            "Make the other call after the same step on all workers. A worker that makes no more "
+            "steps must call finish() of its strategy before it waits for other workers."
         )
-    if waits and all(wait.entry is not None and wait.entry.sequence for wait in waits):
-        return "Use the groups in the same order on all ranks."
-    return "Change the order of the calls on one rank, or use isend and irecv."
+    if any(wait.entry is not None and not wait.entry.sequence for wait in waits) or not waits:
+        return (
+            "Compare the peers and the tags of the messages, or change the order of the calls on "
+            "one rank, or use isend and irecv."
+        )
+    return (
+        "Either a rank has skipped a call (look for a branch or an exception), or the ranks use "
+        "the groups in different orders."
+    )
 
 
 def _behind_lock(rank: Rank) -> str:
