@@ -299,6 +299,12 @@ def index_of(path: str) -> bytes | None:
         return None
 
 
+def is_damaged(path: str) -> bool:
+    """Return whether a folder has an index file that cannot be understood."""
+    index = index_of(path)
+    return index is not None and fact(index, "format") is None
+
+
 def files_in(path: str, index: bytes | None, writer: str) -> list[str]:
     """Return the paths of the files with arrays of a checkpoint.
 

@@ -192,6 +192,11 @@ class CheckpointManager(ABC):
         path: str | None = self._tell(found[-1] if found else None)
         if path is None:
             return 0
+        for other in found[:-1]:
+            if folder.is_damaged(other):
+                logger.warning(
+                    "the index of the checkpoint %s is damaged: %s is restored", other, path
+                )
         self._restore_arrays(path)
         loaded = self._load_states(path) if self._rank == 0 else None
         steps, states, problem = self._tell(loaded)

@@ -126,9 +126,11 @@ def _reason(
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
     if stopped := _stopped(folder):
+        # After SIGTERM to this command, the ranks get SIGUSR1.
+        name = describe_signal(result.signal or stopped["stopped_by"])
         return STOP_STATUS, (
-            f"stopped by {describe_signal(stopped['stopped_by'])} after step {stopped['step']}, "
-            f"which is saved in {stopped['path']}; the same command continues there"
+            f"stopped by {name} after step {stopped['step']}, which is saved in {stopped['path']}; "
+            "the same command continues there"
         )
     ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
     if result.signal and not result.had_failed:

@@ -1,6 +1,7 @@
 """mpidist.Checkpoints on one rank: its files, signals and errors."""
 
 import os
+import re
 import signal
 import time
 
@@ -184,6 +185,16 @@ def test_a_checkpoint_with_more_arrays_is_restored_with_a_warning(tmp_path, capl
     assert a.tolist() == [1, 1, 1]
     (record,) = caplog.records
     assert "'b9'] and 2 more, which the program does not have" in record.getMessage()
+
+
+def test_a_damaged_index_is_reported(tmp_path, caplog):
+    with dist.Checkpoints(tmp_path, {"a": np.zeros(3)}, every=1) as checkpoints:
+        checkpoints.step()
+        checkpoints.step()
+    (tmp_path / "step-2" / "index.json").write_text("{")
+    assert dist.Checkpoints(tmp_path, {"a": np.zeros(3)}).restore() == 1
+    (record,) = caplog.records
+    assert re.search(r"step-2 is damaged: .*step-1 is restored", record.getMessage())
 
 
 def test_a_job_that_does_not_restore_replaces_checkpoints_with_a_warning(tmp_path, caplog):

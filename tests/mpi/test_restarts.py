@@ -232,8 +232,8 @@ def test_arrays_are_saved_before_the_job_stops(tmp_path, number):
     assert ended.status == 75, ended.err
     assert "Traceback" not in ended.err
     found = re.fullmatch(
-        r"stopped by signal 10 \(SIGUSR1\) after step (\d+), which is saved in (.*/step-\1); the "
-        "same command continues there",
+        rf"stopped by signal {number:d} \({number.name}\) after step (\d+), which is saved in "
+        r"(.*/step-\1); the same command continues there",
         lines_of(ended)[-1],
     )
     assert found, ended.err
