@@ -217,13 +217,13 @@ def _advice(situation: Situation, cause: Cause) -> str:
 def _advice_on_cycle(situation: Situation, cause: Cause) -> str:
     """Return the advice on ranks that wait for each other."""
     waits = [wait for rank in cause.ranks for wait in situation.blocked.get(rank, [])]
-    texts = [activity_text(situation, rank) for rank in cause.ranks]
-    if any("checkpoints" in text.lower() for text in (*texts, *cause.detail)):
+    whats = [wait.wait.what for wait in waits]
+    if any("checkpoints" in what.lower() for what in whats):  # in the name of the group
         return (
             "All ranks must make the manager of checkpoints, and make the same calls on it: "
             "restore(), step(), save() and close()."
         )
-    if any(OF_STRATEGY in wait.wait.what for wait in waits):
+    if any(OF_STRATEGY in what for what in whats):
         return (
             "Make the other call after the same step on all workers. A worker that makes no more "
             "steps must call finish() of its strategy before it waits for other workers."
