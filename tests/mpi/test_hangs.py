@@ -51,6 +51,19 @@ def test_a_mistake_that_ends_the_job_is_named(tmp_path, name):
         assert report["ranks"] == [case.failed]
 
 
+def test_a_job_that_the_limit_of_waits_has_ended(tmp_path):
+    program = f"""\
+{GROUP}
+group.recv(array, 0) if RANK == 1 else group.all_reduce(array)
+"""
+    words = ("-n", "2", "--env", "MPIDIST_STALL_ABORT_S=1", "--run-dir", str(tmp_path / "run"))
+    ended = run_job(tmp_path, words, program)
+    assert "the limit set by MPIDIST_STALL_ABORT_S" in ended.err.splitlines()[-1]
+    report, status = report_of(tmp_path)
+    assert (report["verdict"], report["ranks"], status) == ("ended", [], 0)
+    assert "It hung." in report["text"]
+
+
 def test_a_forked_child_must_not_use_the_group(tmp_path):
     program = f"""\
 {GROUP}

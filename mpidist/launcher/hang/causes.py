@@ -30,6 +30,7 @@ _SENDS = re.compile(r"is in [\w.]+\.[Ss]?[Ss]end\b")
 _WINDOWS = re.compile(r"is in [\w.]+\.(?:Lock|Unlock|Flush)")
 # Reasons of ranks that got SIGINT. The user interrupts the job, so none of them is at fault.
 _CTRL_C = (INTERRUPTED, f"killed by {describe_signal(signal.SIGINT)}")
+_LIMIT_OF_WAITS = "MPIDIST_STALL_ABORT_S"
 # Waits that mpidist.mpi.waiting_for describes.
 _REPLY = "the reply to"
 _FUNCTION = "the function"
@@ -218,6 +219,9 @@ def find_cause(situation: Situation) -> Cause:
             return Cause("ended", "none")
         rank = facts.failed[0]
         name = facts.ranks[rank].name
+        if _LIMIT_OF_WAITS in reason:
+            detail = f"It hung. The wait of {name} was the longest, but the cause may be elsewhere"
+            return Cause("ended", "failed", (), (rank,), (f"{detail}: {reason}",))
         return Cause("ended", "failed", (rank,), (), (f"{name} has failed first: {reason}",))
     if all(activity.kind == "ended" for activity in situation.activities.values()):
         return Cause("ended", "none")
