@@ -34,7 +34,7 @@ _FILE = re.compile(r"(ps|rank)-\d+-of-\d+\.safetensors")
 _PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
 _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
 _MOST_NAMES = 10  # in a message
-_WRITERS = {"ps": "a strategy", "rank": "mpidist.Checkpoints"}
+_WRITTEN_BY = {"ps": "a strategy", "rank": "mpidist.Checkpoints"}
 # A temporary folder without changes for this time is abandoned, even if its writer is on another
 # host and cannot be checked.
 _ABANDONED_S = 3600.0
@@ -81,7 +81,8 @@ class Writing:
         parts: Number of files with arrays, one for each process that writes.
         keep: Number of complete checkpoints to keep, at least 1.
         extra: Names of additional files; see :meth:`add`.
-        variables: Names of the variables. A restore warns about names that its program lacks.
+        variables: Names of the variables or arrays. A restore warns about names that its program
+            lacks.
         writer: Beginning of the names of the files with arrays: ``"ps"`` or ``"rank"``.
 
     Attributes:
@@ -343,7 +344,7 @@ def files_in(path: str, index: bytes | None, writer: str) -> list[str]:
         )
     if writer not in writers:
         raise InvalidArgumentError(
-            f"the checkpoint {path!r} was written by {_WRITERS[writers.pop()]}, and "
-            f"{_WRITERS[writer]} cannot restore it: give another folder"
+            f"the checkpoint {path!r} was written by {_WRITTEN_BY[writers.pop()]}, and "
+            f"{_WRITTEN_BY[writer]} cannot restore it: give another folder"
         )
     return [os.path.join(path, name) for name in names]

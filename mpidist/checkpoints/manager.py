@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from mpidist.checkpoints import folder
-from mpidist.checkpoints.writer import Writer
+from mpidist.checkpoints.writing_thread import WritingThread
 from mpidist.config import config
 from mpidist.errors import Error, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from mpidist.group import ProcessGroup
@@ -151,7 +151,7 @@ class CheckpointManager(ABC):
         self._pace = Pace.BOUNDED if self._group is None else pace
         self._flags = np.zeros(3, np.int32)
         self._stop = 0
-        self._writer = Writer()
+        self._writer = WritingThread()
         self._problem = ""
         self._path: str | None = None
         self._stopped_by = 0
@@ -536,9 +536,8 @@ class CheckpointManager(ABC):
             self._problem = ""
 
     def _wait_for_writer(self) -> None:
-        if self._writer.is_busy():
-            with waiting_for("the last checkpoint to be written"):
-                self._writer.wait()
+        with waiting_for("the last checkpoint to be written"):
+            self._writer.wait()
 
     def _wait_for_last(self, decision: _Decision) -> None:
         """Wait for the checkpoint before the end of the job. Stop the job after a signal."""

@@ -89,6 +89,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "first job, ps 0 where there are ps. For all other ranks, and without this option, "
         "standard input is empty",
     )
+    _add_restart_options(parser)
+    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="folder for process ids, failures and metrics, of one job at a time; kept afterwards. "
+        "By default a temporary one, which is removed",
+    )
+    add_script(parser)
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
+
+
+def _add_restart_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of restarts after a failure."""
     parser.add_argument(
         "--restarts",
         type=int,
@@ -112,15 +126,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep the last K hosts of the list or of the batch job free; restarts use them in "
         "place of lost hosts. Needs --restarts",
     )
-    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
-    parser.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="folder for process ids, failures and metrics, of one job at a time; kept afterwards. "
-        "By default a temporary one, which is removed",
-    )
-    add_script(parser)
-    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import tempfile
 import numpy as np
 import pytest
 from _cases.clusters import on_cluster
+from _cases.hangs import STRATEGY
 from _cases.jobs import run_job
 
 from mpidist import errors
@@ -284,32 +285,24 @@ def test_workers_that_save_at_once_make_one_checkpoint_a_round(world, folder):
 
 
 def test_a_child_that_is_forked_during_a_save_ends_with_an_error(tmp_path):
-    """The parent holds the lock of saves. The child gets a copy that nobody releases."""
-    script = """
-    import os, sys
-    import mpidist
-    from mpidist.cluster_resolver import MPIClusterResolver
-    from strategy import ParameterServerStrategy, get_variable
-
-    here = os.path.dirname(os.path.abspath(__file__))
-    resolver = MPIClusterResolver({"ps": 1, "worker": -1})
-    with mpidist.Server(
-        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
-    ) as server:
-        if resolver.task_type == "ps":
-            server.join()
-        else:
-            strategy = ParameterServerStrategy()
-            with strategy.scope():
-                get_variable("v", 1 << 23, initializer="zeros")
-            checkpoints = strategy.checkpoints(os.path.join(here, "saved"), every=1)
-            checkpoints.step()
-            child = os.fork()
-            if not child:
-                sys.exit()
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            checkpoints.close()
-    """
+    """The child inherits the held lock of saves, and must not wait for it."""
+    script = (
+        STRATEGY
+        + """
+def train(server):
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        get_variable("v", 1 << 23, initializer="zeros")
+    checkpoints = strategy.checkpoints(FOLDER / "saved", every=1)
+    checkpoints.step()
+    child = os.fork()
+    if not child:
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    checkpoints.close()
+serve(train)
+"""
+    )
     ended = run_job(tmp_path, ["--ps", "1", "--worker", "1"], script)
     assert ended.status == 0, ended.err
     assert ended.out == "1\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from mpidist.launcher.hang.activity import children_of, is_of_user, line_of_user
 from mpidist.launcher.hang.causes import (
     OF_STRATEGY,
+    Blocked,
     Cause,
     Situation,
     activity_text,
@@ -24,6 +26,8 @@ _MOST_FRAMES = 4
 _MOST_UNENDED = 4
 _MOST_NAMES = 3
 _COLUMNS = 98
+# Groups of the managers of checkpoints.
+_OF_MANAGERS = re.compile(rf"of group ['\"](?:mpidist\.Checkpoints|checkpoints \d+{OF_STRATEGY})")
 _ADVICE = {
     "missing_call": "Every rank of a group must make the same calls: look for a branch, an "
     "exception or a loop of another length on {ranks}.",
@@ -194,16 +198,6 @@ def _advice(situation: Situation, cause: Cause) -> str:
     """Return the next step of the user, in one or a few sentences."""
     if cause.kind == "deadlock":
         return _advice_on_cycle(situation, cause)
-    if cause.kind == "missing_call" and any(
-        wait.entry is not None and not wait.entry.sequence
-        for rank in cause.ranks
-        for wait in situation.blocked.get(rank, [])
-    ):
-        return (
-            "Every rank of a group must make the same calls: look for a branch, an exception or a "
-            f"loop of another length on {_names(cause.ranks)}. Or the message was not sent, or was "
-            "sent to another rank."
-        )
     if cause.kind == "lock":
         texts = dict.fromkeys(_behind_lock(situation.facts.ranks[rank]) for rank in cause.ranks)
         return " ".join(list(texts)[:_MOST_NAMES])
@@ -211,14 +205,27 @@ def _advice(situation: Situation, cause: Cause) -> str:
         return "The function may be slow, or hang: ask again, and compare the elements."
     if cause.kind == "file":
         return " ".join(list(dict.fromkeys(_holders(situation, cause.ranks)))[:_MOST_NAMES])
-    return _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+    advice = _ADVICE.get(cause.kind, "").format(ranks=_names(cause.ranks))
+    if cause.kind == "missing_call" and _are_in_messages(_waits_of(situation, cause)):
+        advice += " Or the message was not sent, or was sent to another rank."
+    return advice
+
+
+def _waits_of(situation: Situation, cause: Cause) -> list[Blocked]:
+    """Return the waits of the ranks at fault."""
+    return [wait for rank in cause.ranks for wait in situation.blocked.get(rank, [])]
+
+
+def _are_in_messages(waits: Iterable[Blocked]) -> bool:
+    """Return whether one of the waits is that of a send or a receive."""
+    return any(wait.entry is not None and not wait.entry.sequence for wait in waits)
 
 
 def _advice_on_cycle(situation: Situation, cause: Cause) -> str:
     """Return the advice on ranks that wait for each other."""
-    waits = [wait for rank in cause.ranks for wait in situation.blocked.get(rank, [])]
+    waits = _waits_of(situation, cause)
     whats = [wait.wait.what for wait in waits]
-    if any("checkpoints" in what.lower() for what in whats):  # in the name of the group
+    if any(map(_OF_MANAGERS.search, whats)):
         return (
             "All ranks must make the manager of checkpoints, and make the same calls on it: "
             "restore(), step(), save() and close()."
@@ -228,7 +235,7 @@ def _advice_on_cycle(situation: Situation, cause: Cause) -> str:
             "Make the other call after the same step on all workers. A worker that makes no more "
             "steps must call finish() of its strategy before it waits for other workers."
         )
-    if any(wait.entry is not None and not wait.entry.sequence for wait in waits) or not waits:
+    if _are_in_messages(waits) or not waits:
         return (
             "Compare the peers and the tags of the messages, or change the order of the calls on "
             "one rank, or use isend and irecv."

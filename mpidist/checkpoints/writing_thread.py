@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 
-class Writer:
+class WritingThread:
     """Runs one function at a time in a daemon thread, which starts with the first one.
 
     The thread is kept: to start one takes 2 ms while other processes use the cores. An executor of
@@ -21,6 +21,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
         self._done.set()
+        self._error: BaseException | None = None
 
     def start(self, call: Callable[[], None]) -> None:
         """Run a function in the thread. The one before has ended."""
@@ -33,13 +34,13 @@ class Writer:
         self._done.clear()
         self._calls.put(call)
 
-    def is_busy(self) -> bool:
-        """Return whether the function has not ended."""
-        return self._is_running() and not self._done.is_set()
-
     def wait(self) -> None:
-        """Wait until the function has ended."""
-        self._done.wait()
+        """Wait until the function has ended. Raise its error once."""
+        if self._is_running():
+            self._done.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """End the thread after the function."""
@@ -53,8 +54,9 @@ class Writer:
         while (call := calls.get()) is not None:
             try:
                 call()
-            except BaseException:
-                # As for an error that ends a thread. With the hooks of mpidist it ends the job.
+            except BaseException as error:
+                self._error = error
+                # At once, as for an error that ends a thread. The hook of mpidist ends the job.
                 threading.excepthook(
                     threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                 )
