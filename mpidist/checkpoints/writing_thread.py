@@ -56,7 +56,7 @@ class WritingThread:
                 call()
             except BaseException as error:
                 self._error = error
-                # At once, as for an error that ends a thread. The hook of mpidist ends the job.
+                # The hook of mpidist, or of mpidist run, ends the job at once.
                 threading.excepthook(
                     threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
                 )

@@ -112,6 +112,18 @@ def test_an_error_of_the_thread_leaves_no_checkpoint(tmp_path, monkeypatch, erro
     assert names(tmp_path) == []
 
 
+def test_another_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
+    def fail(self, problem):
+        raise RuntimeError("the message was not sent")
+
+    monkeypatch.setattr("threading.excepthook", lambda args: None)  # that of mpidist ends the job
+    monkeypatch.setattr("mpidist.Checkpoints._gather_problems", fail)
+    checkpoints = dist.Checkpoints(tmp_path, {"a": np.zeros(1)}, every=1)
+    checkpoints.step()
+    with pytest.raises(RuntimeError, match="the message was not sent"):
+        checkpoints.close()
+
+
 def test_a_signal_saves_after_the_step_and_ends_the_process(tmp_path):
     number = signal.SIGUSR1  # mpidist run sends it after SIGTERM, too
     before, noted = signal.getsignal(number), []
