@@ -2,7 +2,8 @@
 
 Every rank of a training makes the same calls on its manager. They meet to save: each rank gives its
 number of steps and the states of its iterators to rank 0, which writes the checkpoint. The arrays
-are copied while the ranks wait, and written by a thread while they train.
+of ranks are copied while the ranks wait, and written by a thread while they train. A ps task also
+copies its variables while they train.
 
 Signals reach ranks at different steps; see :class:`Pace`.
 """

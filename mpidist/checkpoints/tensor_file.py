@@ -24,6 +24,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+PIECE_BYTES = 512 << 10
+"""Bytes after which a thread that copies or writes a checkpoint yields its core.
+
+Threads that wait for messages yield theirs, too. If they share the core, they would otherwise wait
+for the end of a time slice of the kernel, 4 ms.
+"""
+
 STORED_NAMES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -110,8 +117,9 @@ def write_tensors(path: str, tensors: Mapping[str, Array], metadata: Mapping[str
 
 
 def _write(file: int, data: memoryview) -> None:
-    while data:  # the kernel writes at most 2 GiB in one call
-        data = data[os.write(file, data) :]
+    while data:
+        data = data[os.write(file, data[:PIECE_BYTES]) :]
+        os.sched_yield()
 
 
 def read_header(path: str) -> tuple[dict[str, StoredTensor], dict[str, str]]:

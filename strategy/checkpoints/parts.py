@@ -25,27 +25,34 @@ class PartState:
     """The variables and slots of a server.
 
     Attributes:
-        tensors: The arrays of the server, or copies, by name.
+        variables: For each variable its arrays: ``"data"``, and ``"slot:<key>"`` for each slot.
         metadata: Facts about the arrays, as JSON by name.
     """
 
-    tensors: Mapping[str, Array]
+    variables: Mapping[str, Mapping[str, Array]]
     metadata: Mapping[str, str]
 
     @property
     def nbytes(self) -> int:
         """Size of a copy in bytes."""
-        return sum(_aligned(array.nbytes) for array in self.tensors.values())
+        arrays = (array for parts in self.variables.values() for array in parts.values())
+        return sum(_aligned(array.nbytes) for array in arrays)
 
-    def copied_into(self, memory: NDArray[np.uint8]) -> PartState:
-        """Return a copy of the arrays that lies in ``memory``, which has ``nbytes`` bytes."""
-        copies, start = {}, 0
-        for name, array in self.tensors.items():
-            place = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-            np.copyto(place, array)
-            copies[name] = place
-            start += _aligned(array.nbytes)
-        return PartState(copies, self.metadata)
+    def placed_in(self, memory: NDArray[np.uint8]) -> PartState:
+        """Return arrays of the same names, shapes and dtypes, not initialized.
+
+        Args:
+            memory: ``nbytes`` bytes, in which they lie.
+        """
+        placed: dict[str, dict[str, Array]] = {}
+        start = 0
+        for variable, parts in self.variables.items():
+            placed[variable] = {}
+            for name, array in parts.items():
+                part = memory[start : start + array.nbytes]
+                placed[variable][name] = part.view(array.dtype).reshape(array.shape)
+                start += _aligned(array.nbytes)
+        return PartState(placed, self.metadata)
 
     def write(self, path: str) -> None:
         """Write the arrays to a file.
@@ -53,29 +60,34 @@ class PartState:
         Raises:
             FailedPreconditionError: The file cannot be written.
         """
+        tensors = {
+            f"{variable}:{name}": array
+            for variable, parts in self.variables.items()
+            for name, array in parts.items()
+        }
         with reported(path):
-            write_tensors(path, self.tensors, self.metadata)
+            write_tensors(path, tensors, self.metadata)
 
 
 def state_of(shards: Iterable[Shard]) -> PartState:
     """Return the variables and slots of all shards of a server."""
-    tensors: dict[str, Array] = {}
+    variables: dict[str, dict[str, Array]] = {}
     steps: dict[str, dict[str, int]] = {}
     parts: dict[str, dict[str, Any]] = {}
     reduced: dict[str, list[str]] = {}  # slots without an element for each element of the variable
     for shard in shards:
         if not shard.version:  # no worker has pushed the initial value
             continue
-        tensors[f"{shard.name}:data"] = shard.data
+        arrays = variables[shard.name] = {"data": shard.data}
         steps[shard.name] = dict(shard.steps)
         for key, slot in shard.slots_on_host().items():
-            tensors[f"{shard.name}:slot:{key}"] = slot
+            arrays[f"slot:{key}"] = slot
             if slot.size != shard.layout.size:
                 reduced.setdefault(shard.name, []).append(key)
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)
     facts = {"steps": steps, "parts": parts, "reduced": reduced}
-    return PartState(tensors, {key: json.dumps(fact) for key, fact in facts.items()})
+    return PartState(variables, {key: json.dumps(fact) for key, fact in facts.items()})
 
 
 def step_in(paths: Iterable[str], name: str, default: int) -> int:

@@ -18,6 +18,7 @@ from strategy.checkpoints.parts import PartState, state_of
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.protocol.push_message import typed
 from strategy.server.pushes import Pushes
+from strategy.server.snapshot import Snapshot
 from strategy.server.variable_store import VariableStore
 
 Bytes = NDArray[np.uint8]
@@ -132,6 +133,7 @@ class ServedCheckpoints:
     """
 
     def __init__(self, store: VariableStore, pushes: Pushes, metrics: TaskMetrics) -> None:
+        self._store = store
         self._variables = store.variables
         self._connections = store.connections
         self._pushes = pushes
@@ -143,7 +145,8 @@ class ServedCheckpoints:
     def save(self, request: Request) -> Reply:
         """Write the part of this server, after some pushes have been applied and no others.
 
-        The pushes after it wait until the part is written, or until it is copied.
+        The pushes after it wait until the part is written. With ``copies``, a thread copies the
+        part and writes the copy, and the pushes go on.
         """
         asked = pb.SaveRequest.FromString(request.body)
 
@@ -153,7 +156,7 @@ class ServedCheckpoints:
                     state = state_of(variable.shard for variable in self._variables)
                     if asked.copies:
                         memory = self._take_memory(state.nbytes)
-                        state = state.copied_into(memory)
+                        snapshot = self._store.snapshots[asked.path] = Snapshot(state, memory)
             except Exception as error:
                 request.fail(error)
                 return
@@ -161,11 +164,12 @@ class ServedCheckpoints:
                 self._write(request, asked.path, state)
                 return
 
-            def write_copy() -> None:
-                self._write(request, asked.path, state)
+            def copy_and_write() -> None:
+                snapshot.finish()
+                self._write(request, asked.path, snapshot.copies)
                 self._copy_memory = memory
 
-            threading.Thread(target=write_copy, name="mpidist-save", daemon=True).start()
+            threading.Thread(target=copy_and_write, name="mpidist-save", daemon=True).start()
 
         targets = {(one.worker, one.strategy): one.sequence for one in asked.targets}
         self._pushes.cut(asked.path, targets, save_cut)
@@ -187,8 +191,11 @@ class ServedCheckpoints:
         return Reply(b"", (self._parts[asked.path].read(asked.start, asked.stop),))
 
     def release(self, request: Request) -> None:
-        """End a save: discard the part that was kept to be fetched, and release held pushes."""
+        """End a save: discard its copies and files, and release held pushes."""
         path = pb.HoldRequest.FromString(request.body).path
+        snapshot = self._store.snapshots.pop(path, None)
+        if snapshot is not None:
+            snapshot.finish()  # after an interrupt of the worker it may still be copied
         part = self._parts.pop(path, None)
         if part is not None:
             part.close()

@@ -363,6 +363,9 @@ class Applier:
         """Apply a change, and record versions and staleness."""
         first, target = changes[0], changes[0].target
         shard, how = target.variables[0].shard, target.how
+        for snapshot in self._store.snapshots.values():
+            for variable in target.variables:
+                snapshot.copy(variable.shard.name)
         versions = tuple([variable.shard.version for variable in target.variables])
         self._count(changes, versions, outcomes)
         if target.kind == INCREMENT:

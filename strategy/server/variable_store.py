@@ -28,6 +28,7 @@ from strategy.server.shard import (
     is_small,
     wide_dtype,
 )
+from strategy.server.snapshot import Snapshot
 
 Training = tuple[str, str, int, int]
 """Name, mode, backup workers and staleness bound, shared by strategies that train together."""
@@ -122,12 +123,14 @@ class VariableStore:
         variables: The variables by number.
         by_name: The variables by name.
         connections: The connections by number.
+        snapshots: The copies of running saves, by the path of the file.
     """
 
     def __init__(self, host: Host, index: int) -> None:
         self.variables: list[VariableEntry] = []
         self.by_name: dict[str, VariableEntry] = {}
         self.connections: dict[int, ServedConnection] = {}
+        self.snapshots: dict[str, Snapshot] = {}
         self._attached = 0
         self._index = index
         self._sync = host.memory.sync
@@ -138,6 +141,8 @@ class VariableStore:
 
     def close(self) -> None:
         """Release the memory of GPUs and all variables."""
+        for snapshot in self.snapshots.values():
+            snapshot.finish()  # a thread reads the variables
         for variable in self.variables:
             variable.shard.close()
         self._gpus.clear()

@@ -39,6 +39,9 @@ class Host:
     def own_index(self, job):
         return self.task_index
 
+    def task_group(self, tasks, name):
+        """Return None: a manager of checkpoints has no other worker to wait for."""
+
     def task_address(self, job, index):
         return str(self._cluster.servers[index].endpoint.address)
 

@@ -4,6 +4,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,13 +37,13 @@ def make(request, stack):
     return one
 
 
-def pushing(made):
+def pushing(made, optimizer=None):
     """Push to v and u in a thread until an event is set. Return the event and the thread."""
-    stop, sgd = threading.Event(), optimizers.SGD(1.0)
+    stop, sgd = threading.Event(), optimizer or optimizers.SGD(1.0)
 
     def push():
         while not stop.is_set():
-            sgd.apply_gradients([(-np.ones(SIZE), v) for v in made])
+            sgd.apply_gradients([(-np.ones(v.shape), v) for v in made])
 
     thread = threading.Thread(target=push)
     thread.start()
@@ -119,6 +120,36 @@ def test_a_save_beside_restores_contains_one_of_them(make, tmp_path):
     for path in found:
         strategy.restore(path)
         assert numbers(made) in ([[1.0], [1.0]], [[2.0], [2.0]])
+
+
+def test_pushes_go_on_while_managers_save(stack, tmp_path):
+    cluster = Cluster(stack, servers=2, workers=1)
+    strategies = [cluster.worker(0) for _ in range(3)]
+    size = 1 << 19  # so large that pushes arrive during the copies
+    made = [[variable(strategy, name, size) for name in "vu"] for strategy in strategies]
+    momentum, paths, together = optimizers.SGD(1.0, momentum=0.0), [], threading.Barrier(2)
+
+    def save(number):
+        folder = str(tmp_path / str(number))
+        with strategies[number].checkpoints(folder, keep=1000) as checkpoints:
+            checkpoints.restore()
+            together.wait(60)
+            for _ in range(8):
+                checkpoints.save()
+            paths.append(folder)
+
+    stop, pusher = pushing(made[0], momentum)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(save, (1, 2)))
+    finally:
+        stop.set()
+        pusher.join(60)
+    saved = [str(path) for folder in paths for path in Path(folder).glob("step-*")]
+    assert len(saved) >= 16
+    for path in saved:
+        step = strategies[0].restore(path)
+        assert numbers(made[0]) == [[step], [step]]
 
 
 def test_closing_waits_for_a_save(make, tmp_path):
