@@ -3,11 +3,11 @@
     mpidist run --ps 1 --worker 1 scripts/bench_checkpoints.py [--mib 64] [--json results.json]
 
 The variables and their momentum slots have the given size together. A step computes, and pushes to
-a small variable. "step" is its time. "save" is the time of ``strategy.save``. "held up" is the time
-of ``checkpoints.save()`` and of the next step, whose push waits for the copy, less the time of a
-step alone. "all steps" is the same for all steps until the checkpoint is complete: the writing
-takes a share of the cores. Times are medians in milliseconds. "share" is "held up" over "save", in
-percent. The sides take turns.
+one small variable, or to all. "step" is its time. "save" is the time of ``strategy.save``. "held
+up" is the time of ``checkpoints.save()`` and of the next step, less the time of a step alone. "all
+steps" is the same for all steps until the checkpoint is complete: the writing takes a share of the
+cores. Times are medians in milliseconds. "share" is "held up" over "save", in percent. The sides
+take turns.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import numpy as np
 from _bench import report
@@ -26,7 +27,7 @@ from strategy import ParameterServerStrategy, get_variable, optimizers
 VARIABLES = 16
 PRODUCTS = (1, 10, 30)  # of matrices in a step: some 2, 20 and 60 ms
 LIMIT_S = 60.0  # for a checkpoint
-COLUMNS = ["MiB", "step", "save", "held up", "all steps", "share"]
+COLUMNS = ["variables", "step", "save", "held up", "all steps", "share"]
 
 
 def main():
@@ -46,7 +47,13 @@ def main():
         elif resolver.task_id == 0:
             with tempfile.TemporaryDirectory(dir=args.folder) as folder:
                 rows = measure(args, folder)
-            report("checkpoints, ms", COLUMNS, rows, {"variables": VARIABLES}, args.json)
+            report(
+                f"checkpoints of {args.mib:g} MiB, ms",
+                COLUMNS,
+                rows,
+                {"variables": VARIABLES},
+                args.json,
+            )
 
 
 def measure(args, folder):
@@ -57,37 +64,41 @@ def measure(args, folder):
         small = get_variable("small", 1024, initializer="zeros")
         large = [get_variable(f"v{n}", size, initializer="random_normal") for n in range(VARIABLES)]
     momentum, sgd = optimizers.SGD(1e-3, momentum=0.9), optimizers.SGD(1e-3)
-    momentum.apply_gradients([(np.ones(size, np.float32), one) for one in large]).wait()
+    gradients = [(np.ones(size, np.float32), one) for one in large]
+    momentum.apply_gradients(gradients).wait()
     matrix, gradient = np.ones((300, 300)), np.ones(1024, np.float32)
     checkpoints = strategy.checkpoints(os.path.join(folder, "beside"))
     stopped = os.path.join(folder, "stopped")
 
-    def step(products):
+    def take_step(products, optimizer, pushed):
         for _ in range(products):
             matrix @ matrix @ matrix
-        sgd.apply_gradients([(gradient, small)]).wait()
+        optimizer.apply_gradients(pushed).wait()
 
+    one = [(gradient, small)]
+    steps = [("one, small", partial(take_step, number, sgd, one)) for number in PRODUCTS]
+    steps.append(("all", partial(take_step, PRODUCTS[1], momentum, gradients)))
     rows = []
-    for products in PRODUCTS:
+    for changed, step in steps:
         times = {"step": [], "save": [], "held up": [], "all steps": []}
         for _ in range(args.rounds + 1):
             times["save"].append(timed(strategy.save, stopped))
-            alone = statistics.median(timed(step, products) for _ in range(20))
+            alone = statistics.median(timed(step) for _ in range(20))
             last, begun = checkpoints.path, time.perf_counter()
             checkpoints.save()
-            step(products)
+            step()
             times["step"].append(alone)
             times["held up"].append(time.perf_counter() - begun - alone)
-            steps = 1
+            taken = 1
             while checkpoints.path == last:
                 if time.perf_counter() - begun > LIMIT_S:
                     raise SystemExit("the checkpoint is not complete: is there room on the disk?")
-                step(products)
-                steps += 1
-            times["all steps"].append(time.perf_counter() - begun - steps * alone)
+                step()
+                taken += 1
+            times["all steps"].append(time.perf_counter() - begun - taken * alone)
         # The first copy finds no pages in memory.
         ms = {name: 1e3 * statistics.median(found[1:]) for name, found in times.items()}
-        rows.append([f"{args.mib:g}", *ms.values(), 100 * ms["held up"] / ms["save"]])
+        rows.append([changed, *ms.values(), 100 * ms["held up"] / ms["save"]])
     return rows
 
 

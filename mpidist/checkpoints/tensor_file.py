@@ -22,14 +22,9 @@ import ml_dtypes  # noqa: F401 - NumPy then knows its dtypes by name
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.checkpoints.core_sharing import PIECE_BYTES, CoreSharing
+
 Array = NDArray[Any]
-
-PIECE_BYTES = 512 << 10
-"""Bytes after which a thread that copies or writes a checkpoint yields its core.
-
-Threads that wait for messages yield theirs, too. If they share the core, they would otherwise wait
-for the end of a time slice of the kernel, 4 ms.
-"""
 
 STORED_NAMES = {
     "bool": "BOOL",
@@ -105,21 +100,22 @@ def write_tensors(path: str, tensors: Mapping[str, Array], metadata: Mapping[str
         header[name] = facts | {"data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    sharing = CoreSharing()
     with open(path, "wb", buffering=0) as file:
         for part in (_LENGTH.pack(len(text)), text):
-            _write(file.fileno(), memoryview(part))
+            _write(file.fileno(), memoryview(part), sharing)
         for name in names:
             array = tensors[name]
             little = array.astype(array.dtype.newbyteorder("<"), copy=False)
             flat = np.ascontiguousarray(little).reshape(-1)
-            _write(file.fileno(), flat.view(np.uint8).data)
+            _write(file.fileno(), flat.view(np.uint8).data, sharing)
         os.fsync(file.fileno())
 
 
-def _write(file: int, data: memoryview) -> None:
+def _write(file: int, data: memoryview, sharing: CoreSharing) -> None:
     while data:
         data = data[os.write(file, data[:PIECE_BYTES]) :]
-        os.sched_yield()
+        sharing.share()
 
 
 def read_header(path: str) -> tuple[dict[str, StoredTensor], dict[str, str]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import numpy as np
 
-from mpidist.checkpoints.tensor_file import PIECE_BYTES
+from mpidist.checkpoints.core_sharing import PIECE_BYTES, CoreSharing
 from strategy.checkpoints.parts import PartState
 from strategy.protocol.cluster import Bytes
 
@@ -37,8 +36,13 @@ class Snapshot:
             for name, arrays in state.variables.items()
         }
 
-    def copy(self, variable: str) -> None:
-        """Copy a variable and its slots, unless they are copied. Any thread may call it."""
+    def copy(self, variable: str, sharing: CoreSharing | None = None) -> None:
+        """Copy a variable and its slots, unless they are copied. Any thread may call it.
+
+        Args:
+            variable: Name of the variable.
+            sharing: Shares the core of this thread; by default the thread does not share it.
+        """
         found = self._left.get(variable)
         if found is None:  # the variable is newer
             return
@@ -49,10 +53,12 @@ class Snapshot:
                 step = max(1, PIECE_BYTES // target.itemsize)
                 for start in range(0, flat.size, step):
                     np.copyto(flat[start : start + step], values[start : start + step])
-                    os.sched_yield()  # see PIECE_BYTES
+                    if sharing is not None:
+                        sharing.share()
             pairs.clear()
 
     def finish(self) -> None:
         """Copy all variables that are left."""
+        sharing = CoreSharing()
         for name in self._left:
-            self.copy(name)
+            self.copy(name, sharing)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.checkpoints.tensor_file import PIECE_BYTES
+from mpidist.checkpoints.core_sharing import PIECE_BYTES
 from strategy.checkpoints.parts import PartState
 from strategy.server.snapshot import Snapshot
 
