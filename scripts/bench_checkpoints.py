@@ -3,11 +3,11 @@
     mpidist run --ps 1 --worker 1 scripts/bench_checkpoints.py [--mib 64] [--json results.json]
 
 The variables and their momentum slots have the given size together. A step computes, and pushes to
-one small variable, or to all. "step" is its time. "save" is the time of ``strategy.save``. "held
-up" is the time of ``checkpoints.save()`` and of the next step, less the time of a step alone. "all
-steps" is the same for all steps until the checkpoint is complete: the writing takes a share of the
-cores. Times are medians in milliseconds. "share" is "held up" over "save", in percent. The sides
-take turns.
+one small variable, or to all large ones. "step" is its time. "save" is the time of
+``strategy.save``. "held up" is the time of ``checkpoints.save()`` and of the next step, less the
+time of a step alone. "all steps" is the same for all steps until the checkpoint is complete: the
+writing takes a share of the cores. Times are medians in milliseconds. "share" is "held up" over
+"save", in percent. Saves and checkpoints take turns.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 VARIABLES = 16
-PRODUCTS = (1, 10, 30)  # of matrices in a step: some 2, 20 and 60 ms
+REPEATS = (1, 10, 30)  # of the computation in a step: 2, 20 and 60 ms
 LIMIT_S = 60.0  # for a checkpoint
 COLUMNS = ["variables", "step", "save", "held up", "all steps", "share"]
 
@@ -70,14 +70,14 @@ def measure(args, folder):
     checkpoints = strategy.checkpoints(os.path.join(folder, "beside"))
     stopped = os.path.join(folder, "stopped")
 
-    def take_step(products, optimizer, pushed):
-        for _ in range(products):
+    def take_step(repeats, optimizer, pushed):
+        for _ in range(repeats):
             matrix @ matrix @ matrix
         optimizer.apply_gradients(pushed).wait()
 
     one = [(gradient, small)]
-    steps = [("one, small", partial(take_step, number, sgd, one)) for number in PRODUCTS]
-    steps.append(("all", partial(take_step, PRODUCTS[1], momentum, gradients)))
+    steps = [("small", partial(take_step, number, sgd, one)) for number in REPEATS]
+    steps.append(("large", partial(take_step, REPEATS[1], momentum, gradients)))
     rows = []
     for changed, step in steps:
         times = {"step": [], "save": [], "held up": [], "all steps": []}
@@ -96,7 +96,7 @@ def measure(args, folder):
                 step()
                 taken += 1
             times["all steps"].append(time.perf_counter() - begun - taken * alone)
-        # The first copy finds no pages in memory.
+        # The first round is left out: its copy causes page faults.
         ms = {name: 1e3 * statistics.median(found[1:]) for name, found in times.items()}
         rows.append([changed, *ms.values(), 100 * ms["held up"] / ms["save"]])
     return rows

@@ -452,10 +452,9 @@ class ParameterServerStrategy(Strategy):
         """Collective over the workers. Return a manager that saves during the training.
 
         All workers call ``restore()`` of the manager once, ``step()`` after each of their steps,
-        and ``close()`` at the end. When a checkpoint is due, the workers wait for each other. The
-        ps tasks copy the variables and write the copies while the training goes on. Each variable
-        is copied before its next update, so such a checkpoint has the same number of steps of each
-        worker.
+        and ``close()`` at the end. When a checkpoint is due, the workers wait for each other, so it
+        has the same number of steps of each worker. The ps tasks copy the variables and write the
+        copies while the training goes on. Each variable is copied before its next update.
 
         After SIGUSR1, as a batch system sends it before the time limit, the workers save, and the
         job ends with status 75. In mode ``"async"`` they first continue to the step of the fastest

@@ -2,8 +2,8 @@
 
 Every rank of a training makes the same calls on its manager. They meet to save: each rank gives its
 number of steps and the states of its iterators to rank 0, which writes the checkpoint. The arrays
-of ranks are copied while the ranks wait, and written by a thread while they train. A ps task also
-copies its variables while they train.
+of ranks are copied while the ranks wait, and written by a thread while the ranks train. A ps task
+copies its variables and writes the copies while the ranks train.
 
 Signals reach ranks at different steps; see :class:`Pace`.
 """
@@ -307,7 +307,7 @@ class CheckpointManager(ABC):
 
     @abstractmethod
     def _copy_arrays(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Copy the arrays of this rank. Return a function that writes them.
+        """Copy the arrays of this rank, or let ps tasks copy theirs. Return a function that writes.
 
         Args:
             paths: Path of the file of each process that writes.

@@ -22,7 +22,7 @@ import ml_dtypes  # noqa: F401 - NumPy then knows its dtypes by name
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.checkpoints.core_sharing import PIECE_BYTES, CoreSharing
+from mpidist.checkpoints.core_sharing import CHUNK_BYTES, CoreSharing
 
 Array = NDArray[Any]
 
@@ -114,8 +114,8 @@ def write_tensors(path: str, tensors: Mapping[str, Array], metadata: Mapping[str
 
 def _write(file: int, data: memoryview, sharing: CoreSharing) -> None:
     while data:
-        data = data[os.write(file, data[:PIECE_BYTES]) :]
-        sharing.share()
+        data = data[os.write(file, data[:CHUNK_BYTES]) :]
+        sharing.yield_if_due()
 
 
 def read_header(path: str) -> tuple[dict[str, StoredTensor], dict[str, str]]:

@@ -38,11 +38,11 @@ class PartState:
         arrays = (array for parts in self.variables.values() for array in parts.values())
         return sum(_aligned(array.nbytes) for array in arrays)
 
-    def placed_in(self, memory: NDArray[np.uint8]) -> PartState:
-        """Return arrays of the same names, shapes and dtypes, not initialized.
+    def empty_like(self, memory: NDArray[np.uint8]) -> PartState:
+        """Return a state with uninitialized arrays of the same names, shapes and dtypes.
 
         Args:
-            memory: ``nbytes`` bytes, in which they lie.
+            memory: Buffer of ``nbytes`` bytes for the arrays.
         """
         placed: dict[str, dict[str, Array]] = {}
         start = 0

@@ -65,7 +65,7 @@ class CheckpointClient:
 
         Args:
             paths: Path of each ps task's file, unique to this save.
-            copies: Let the ps tasks copy their parts, and apply pushes while they write the copies.
+            copies: Let the ps tasks apply pushes while they copy their parts and write the copies.
 
         Raises:
             FailedPreconditionError: Another worker is saving.

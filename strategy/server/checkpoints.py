@@ -145,8 +145,8 @@ class ServedCheckpoints:
     def save(self, request: Request) -> Reply:
         """Write the part of this server, after some pushes have been applied and no others.
 
-        The pushes after it wait until the part is written. With ``copies``, a thread copies the
-        part and writes the copy, and the pushes go on.
+        Later pushes wait until the part is written. If the request sets ``copies``, a thread copies
+        and writes the part while later pushes are applied.
         """
         asked = pb.SaveRequest.FromString(request.body)
 
@@ -191,11 +191,13 @@ class ServedCheckpoints:
         return Reply(b"", (self._parts[asked.path].read(asked.start, asked.stop),))
 
     def release(self, request: Request) -> None:
-        """End a save: discard its copies and files, and release held pushes."""
+        """End a save: drop its snapshot and its temporary file, and release held pushes."""
         path = pb.HoldRequest.FromString(request.body).path
         snapshot = self._store.snapshots.pop(path, None)
         if snapshot is not None:
-            snapshot.finish()  # after an interrupt of the worker it may still be copied
+            # If the worker was interrupted, the thread may still copy. Pushes do not copy for this
+            # snapshot any more, and the server may close.
+            snapshot.finish()
         part = self._parts.pop(path, None)
         if part is not None:
             part.close()

@@ -6,27 +6,28 @@ import threading
 
 import numpy as np
 
-from mpidist.checkpoints.core_sharing import PIECE_BYTES, CoreSharing
+from mpidist.checkpoints.core_sharing import CHUNK_BYTES, CoreSharing
 from strategy.checkpoints.parts import PartState
 from strategy.protocol.cluster import Bytes
 
 
 class Snapshot:
-    """A copy of variables and slots, which copies a variable at the latest before it changes.
+    """The variables and slots of a server at one time (copy on write).
 
-    This is copy on write. A thread calls :meth:`finish`, which copies one variable after the other.
-    The server calls :meth:`copy` before it changes a variable.
+    A thread calls :meth:`finish`, which copies one variable after the other. The server calls
+    :meth:`copy` before a push changes a variable. A restore needs no call: the worker that saves
+    keeps restores out until the save has ended.
 
     Args:
         state: The variables and slots.
-        memory: Memory for the copies, of ``state.nbytes`` bytes.
+        memory: Buffer for the copies, of ``state.nbytes`` bytes.
 
     Attributes:
         copies: The copies. They are complete after :meth:`finish`.
     """
 
     def __init__(self, state: PartState, memory: Bytes) -> None:
-        self.copies = state.placed_in(memory)
+        self.copies = state.empty_like(memory)
         # For each variable a lock, and the pairs of arrays that are left to copy.
         self._left = {
             name: (
@@ -41,20 +42,20 @@ class Snapshot:
 
         Args:
             variable: Name of the variable.
-            sharing: Shares the core of this thread; by default the thread does not share it.
+            sharing: Yields between chunks; by default there are no yields, since a push waits.
         """
         found = self._left.get(variable)
-        if found is None:  # the variable is newer
+        if found is None:  # the variable had no initial value yet
             return
         lock, pairs = found
         with lock:
             for target, source in pairs:
                 flat, values = target.reshape(-1), source.reshape(-1)
-                step = max(1, PIECE_BYTES // target.itemsize)
+                step = max(1, CHUNK_BYTES // target.itemsize)
                 for start in range(0, flat.size, step):
                     np.copyto(flat[start : start + step], values[start : start + step])
                     if sharing is not None:
-                        sharing.share()
+                        sharing.yield_if_due()
             pairs.clear()
 
     def finish(self) -> None:

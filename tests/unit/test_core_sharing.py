@@ -14,7 +14,7 @@ class Clock:
     def __init__(self):
         self.now, self.others_s, self.yields = 0.0, 0.0, 0
 
-    def give_way(self):
+    def sched_yield(self):
         self.yields += 1
         self.now += self.others_s
 
@@ -23,29 +23,29 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(os, "sched_yield", clock.give_way)
+    monkeypatch.setattr(os, "sched_yield", clock.sched_yield)
     return clock
 
 
-def work(clock, sharing, turns, turn_s):
-    for _ in range(turns):
-        clock.now += turn_s
-        sharing.share()
+def work(clock, sharing, chunks, chunk_s):
+    for _ in range(chunks):
+        clock.now += chunk_s
+        sharing.yield_if_due()
 
 
-def test_a_thread_that_is_alone_yields_after_each_piece(clock):
-    work(clock, CoreSharing(), turns=10, turn_s=2e-4)
+def test_a_thread_that_is_alone_yields_after_each_chunk(clock):
+    work(clock, CoreSharing(), chunks=10, chunk_s=2e-4)
     assert clock.yields == 10
 
 
 def test_small_arrays_share_a_yield(clock):
-    work(clock, CoreSharing(), turns=10_000, turn_s=1e-6)
+    work(clock, CoreSharing(), chunks=10_000, chunk_s=1e-6)
     assert 100 <= clock.yields <= 200
 
 
 def test_beside_threads_that_compute_it_keeps_a_third_of_the_core(clock):
     clock.others_s = 4e-3
     sharing = CoreSharing()
-    work(clock, sharing, turns=2_000, turn_s=2e-4)
+    work(clock, sharing, chunks=2_000, chunk_s=2e-4)
     own_s = 2_000 * 2e-4
     assert own_s / clock.now >= 0.33

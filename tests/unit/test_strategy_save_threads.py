@@ -37,9 +37,9 @@ def make(request, stack):
     return one
 
 
-def pushing(made, optimizer=None):
+def pushing(made):
     """Push to v and u in a thread until an event is set. Return the event and the thread."""
-    stop, sgd = threading.Event(), optimizer or optimizers.SGD(1.0)
+    stop, sgd = threading.Event(), optimizers.SGD(1.0)
 
     def push():
         while not stop.is_set():
@@ -122,12 +122,12 @@ def test_a_save_beside_restores_contains_one_of_them(make, tmp_path):
         assert numbers(made) in ([[1.0], [1.0]], [[2.0], [2.0]])
 
 
-def test_pushes_go_on_while_managers_save(stack, tmp_path):
+def test_checkpoints_of_managers_are_consistent_while_pushes_are_applied(stack, tmp_path):
     cluster = Cluster(stack, servers=2, workers=1)
     strategies = [cluster.worker(0) for _ in range(3)]
     size = 1 << 19  # so large that pushes arrive during the copies
     made = [[variable(strategy, name, size) for name in "vu"] for strategy in strategies]
-    momentum, paths, together = optimizers.SGD(1.0, momentum=0.0), [], threading.Barrier(2)
+    paths, together = [], threading.Barrier(2)
 
     def save(number):
         folder = str(tmp_path / str(number))
@@ -138,7 +138,7 @@ def test_pushes_go_on_while_managers_save(stack, tmp_path):
                 checkpoints.save()
             paths.append(folder)
 
-    stop, pusher = pushing(made[0], momentum)
+    stop, pusher = pushing(made[0])
     try:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(save, (1, 2)))

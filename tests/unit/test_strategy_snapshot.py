@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.checkpoints.core_sharing import PIECE_BYTES
+from mpidist.checkpoints.core_sharing import CHUNK_BYTES
 from strategy.checkpoints.parts import PartState
 from strategy.server.snapshot import Snapshot
 
@@ -42,7 +42,7 @@ def check_equal(found, expected):
     st.lists(st.sampled_from("abcdef")),
 )
 @settings(deadline=None)
-def test_the_values_are_those_of_the_begin(facts, changed):
+def test_the_values_are_those_at_the_start(facts, changed):
     variables = {
         name: {key: np.full(shape, 1, dtype) for key, (dtype, shape) in arrays.items()}
         for name, arrays in facts.items()
@@ -58,9 +58,9 @@ def test_the_values_are_those_of_the_begin(facts, changed):
     assert snapshot.copies.metadata == {"facts": "{}"}
 
 
-def test_changes_beside_the_thread_that_copies():
+def test_changes_during_the_copy():
     rng = np.random.default_rng(0)
-    size = 3 * PIECE_BYTES // 8 + 1
+    size = 3 * CHUNK_BYTES // 8 + 1
     variables = {str(n): {"data": rng.random(size), "slot:m": rng.random(size)} for n in range(12)}
     expected = copied(variables)
     snapshot = snapshot_of(variables)
