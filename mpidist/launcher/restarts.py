@@ -77,7 +77,8 @@ class Restarts:
             result: The end of the attempt.
         """
         last = self.attempts[-1]
-        told = result.signal or result.timed_out or result.told_to_save or stopped_by(folder)
+        timed_out = result.timed_out and not result.had_failed
+        told = result.signal or timed_out or result.told_to_save or stopped_by(folder)
         # Only a closed pipe, as of `| head`, is a failure without a reason.
         if not last.status or not last.reason or told:
             return False
