@@ -3,9 +3,13 @@
 import os
 import time
 
+import numpy as np
 import pytest
 
-from mpidist.checkpoints.core_sharing import CoreSharing
+from mpidist.checkpoints.core_sharing import CHUNK_BYTES, CoreSharing
+from mpidist.checkpoints.tensor_file import write_tensors
+from strategy.checkpoints.parts import PartState
+from strategy.server.snapshot import Snapshot
 
 
 class Clock:
@@ -49,3 +53,30 @@ def test_beside_threads_that_compute_it_keeps_a_third_of_the_core(clock):
     work(clock, sharing, chunks=2_000, chunk_s=2e-4)
     own_s = 2_000 * 2e-4
     assert own_s / clock.now >= 0.33
+
+
+@pytest.fixture
+def slow_clock(clock, monkeypatch):
+    """Return a clock that advances by 1 ms at each reading, so that each chunk is due."""
+
+    def read():
+        clock.now += 1e-3
+        return clock.now
+
+    monkeypatch.setattr(time, "perf_counter", read)
+    return clock
+
+
+def test_writing_yields_after_each_chunk(slow_clock, tmp_path):
+    write_tensors(str(tmp_path / "file"), {"a": np.zeros(4 * CHUNK_BYTES, np.uint8)}, {})
+    assert slow_clock.yields >= 4
+
+
+def test_only_the_thread_that_copies_all_variables_yields(slow_clock):
+    arrays = {name: {"data": np.zeros(4 * CHUNK_BYTES, np.uint8)} for name in "ab"}
+    state = PartState(arrays, {})
+    snapshot = Snapshot(state, np.empty(state.nbytes, np.uint8))
+    snapshot.copy("a")  # a push waits for this copy
+    assert slow_clock.yields == 0
+    snapshot.finish()
+    assert slow_clock.yields == 4

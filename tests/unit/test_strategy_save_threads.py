@@ -141,7 +141,7 @@ def test_checkpoints_of_managers_are_consistent_while_pushes_are_applied(stack, 
     stop, pusher = pushing(made[0])
     try:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(save, (1, 2)))
+            list(pool.map(save, (1, 2), timeout=120))
     finally:
         stop.set()
         pusher.join(60)
